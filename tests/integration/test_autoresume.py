@@ -8,6 +8,7 @@ from neox_model.checkpoint.contents import Manifest
 from neox_model.metrics.writers.jsonl import read_records
 from support.corpus import write_corpus
 from support.launches import launch, write_job
+from support.refusals import shows
 from support.settings import SMALL_TRAINING
 
 pytestmark = pytest.mark.slow
@@ -71,4 +72,4 @@ def test_the_service_ends_a_launch_and_the_next_one_continues_to_the_last_bit(tm
     assert tensors("checkpoints", 4) == tensors("whole", 4)
     record = tmp_path / "checkpoints/logs/metrics.jsonl"
     ends = [line["message"] for line in read_records(record) if line.get("event") == "end"]
-    assert ends[0] == "the autoresume service requests it"
+    assert shows(ends[0], "autoresume service requests")

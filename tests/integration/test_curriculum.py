@@ -20,6 +20,7 @@ from neox_model.train.data.position import START, Position
 from neox_model.train.state import StepReport, TrainState
 from support.corpus import write_corpus
 from support.distributed import run_ranks
+from support.refusals import refused
 from support.settings import resolved_from
 
 SETTINGS: dict[str, Any] = {
@@ -156,9 +157,7 @@ def test_a_resumed_training_is_the_uninterrupted_one(records) -> None:
 @pytest.mark.parametrize("change", [{"seed": 4321}, {"sample_order": "lazy"}])
 def test_an_analysis_of_another_order_is_refused(prepared, change: dict[str, Any]):
     resolved = resolved_from(prepared[1] | ONE | change)
-    with pytest.raises(
-        DataError, match=r"was made with another seed, sample_order, .*run neox-data analyze again"
-    ):
+    with refused(DataError, "sample_order", "neox-data"):
         build_datasets(resolved, ("train",))
 
 
@@ -169,7 +168,7 @@ def test_an_analysis_of_other_data_of_the_same_size_is_refused(prepared, tmp_pat
         # The characters of the documents in reverse order.
         Path(f"{prefix}.{ending}").write_bytes(data[::-1] if ending == "bin" else data)
     resolved = resolved_from(prepared[1] | ONE | {"data_path": str(prefix)})
-    with pytest.raises(DataError, match="was made with another seed, sample_order"):
+    with refused(DataError, "another seed, sample_order"):
         build_datasets(resolved, ("train",))
 
 
@@ -198,5 +197,5 @@ def test_a_curriculum_that_chooses_samples_resumes_with_any_batch_size(prepared,
 def test_curriculum_with_unknown_batch_sizes_is_refused(prepared):
     resolved = resolved_from(prepared[1] | ONE)
     unknown = Position(iteration=2, samples=12, batch_sizes=((0, 8),))
-    with pytest.raises(DataError, match=r"read 12 samples in 2 iterations but does not record .*finetune"):
+    with refused(DataError, "12 samples", "2 iterations"):
         build_datasets(resolved, ("train",), position=unknown)

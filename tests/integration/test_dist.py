@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from support.launches import shell
+from support.refusals import shows
 from support.sources import ROOT
 
 # Stand for the environments: pip writes wheels whose names state the Python, and zipfile lists an extension.
@@ -42,7 +43,7 @@ def test_compiled_wheels_are_built_with_each_python(tmp_path, prebuild, compiled
     assert done.returncode == 0, done.stderr
     for version in ("3.11", "3.12"):
         # Its environment may take minutes.
-        assert f"wheels for Python {version}, built in .venvs/data-{version}; if it is missing" in done.stdout
+        assert shows(done.stdout, f"Python {version}", f".venvs/data-{version}")
         built = {path.name for path in (tmp_path / "dist" / version).iterdir()}
         assert built == {
             f"neox_{name}-built_with_{version if name in compiled else '3.11'}.whl"

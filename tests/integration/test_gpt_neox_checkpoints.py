@@ -15,6 +15,7 @@ from neox_model.convert.checkpoints import Checkpoint
 from support.hf_models import ENTRIES
 from support.launches import launch
 from support.neox_checkpoints import pythia, write_neox
+from support.refusals import shows
 
 pytestmark = pytest.mark.slow
 
@@ -35,8 +36,8 @@ def test_a_converted_training_continues_at_its_iteration_or_starts_anew(tmp_path
     write_neox(tmp_path / "theirs", source, ranks=2)
     done = convert(tmp_path, "theirs", "--output", "imported")
     assert done.returncode == 0, done.stderr
-    assert "its optimizer states were not converted" in done.stderr
-    assert "wrote imported: a checkpoint of GPT-NeoX, 43,904 parameters in 28 tensors" in done.stdout
+    assert "states were not" in done.stderr
+    assert shows(done.stdout, "GPT-NeoX, 43,904", "28 tensors")
     generator = np.random.default_rng(0)
     with IndexedDatasetWriter(tmp_path / "corpus", dtype=np.uint16) as writer:
         for length in generator.integers(30, 120, size=200):

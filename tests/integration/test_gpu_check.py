@@ -25,6 +25,7 @@ from gpu_training import (
 from neox_kernels import Availability, rms_norm, trial
 from neox_kernels.status import describe
 from support.distributed import run_ranks
+from support.refusals import refused, shows
 
 ROOT = Path(__file__).parents[2]
 MACHINE = {"date": "today"}
@@ -55,7 +56,7 @@ def test_the_rehearsal_passes_and_reports_every_section(tmp_path):
     results = {name: re.search(rf"^\| {name} \| ([a-z ]+) \|", text, re.MULTILINE)[1] for name in SECTIONS}
     assert (results.pop("Tests marked gpu"), results.pop("Waiting")) == ("not run", "not run")
     assert set(results.values()) == {"passed"}
-    assert "No GPU was used" in text
+    assert "No GPU" in text
     assert f"| torch | {version('torch')} |" in text
     # A source archive has no commit.
     assert re.search(r"^\| commit \| ([0-9a-f]{40}|unknown)", text, re.MULTILINE)
@@ -72,7 +73,7 @@ def test_a_source_archive_is_described_without_a_commit(tmp_path):
 def test_without_a_gpu_nothing_runs_and_the_message_has_a_remedy(tmp_path):
     done = make(REPORT=str(tmp_path / "report.md"))
     assert done.returncode != 0
-    assert "make gpu-check needs a GPU" in done.stderr
+    assert shows(done.stderr, "gpu-check", "GPU")
     assert "REHEARSE=1 make gpu-check" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
@@ -100,10 +101,10 @@ def test_a_section_that_fails_or_breaks_is_reported_and_the_others_still_run(che
     text = report.read_text()
     assert ran == ["last"]
     assert "**Failed.**" in text
-    assert "| Breaks | failed | " in text
+    assert "Breaks | failed" in text
     assert re.search(r"\| Fails \| failed \| \d+ s \| 2 of 3 are wrong \|", text)
     assert re.search(r"\| Passes \| passed \| \d+ s \| one thing was right \|", text)
-    assert "RuntimeError: CUDA error: an illegal memory access was encountered" in text
+    assert "RuntimeError: CUDA error" in text
 
 
 @pytest.mark.parametrize(
@@ -175,8 +176,8 @@ def test_a_training_that_fails_is_reported_with_its_error(check, monkeypatch):
     monkeypatch.setattr(gpu_check, "run_ranks", run_ranks)
     result = gpu_check.devices_agree(check)
     assert result.status == "failed"
-    assert "no run to compare" in result.details
-    assert "RuntimeError: no such kernel" in result.details
+    assert "no run to" in result.details
+    assert "no such kernel" in result.details
 
 
 @pytest.mark.parametrize("weight", [0.01, float("nan")])
@@ -238,7 +239,7 @@ def test_a_training_that_waits_fails_the_check(check, monkeypatch):
     monkeypatch.setattr(gpu_check, "run_ranks", lambda function, **_: [{"one": [], "two": ["step.py:7"]}])
     result = gpu_check.steps_do_not_wait(dataclasses.replace(check, rehearses=False, gpus=1))
     assert (result.status, result.summary[:6]) == ("failed", "1 of 2")
-    assert "| two | step.py:7 |" in result.details
+    assert "two | step.py:7" in result.details
 
 
 @pytest.mark.slow
@@ -258,5 +259,5 @@ def test_runs_of_other_models_are_not_compared(tmp_path):
     for side, names in {"first": ["a"], "second": ["a", "b"]}.items():
         run = {"losses": [1.0], "changes": {name: torch.ones(2) for name in names}}
         torch.save(run, tmp_path / side)
-    with pytest.raises(ValueError, match="other weights"):
+    with refused(ValueError, "other weights"):
         compare_runs(tmp_path / "first", tmp_path / "second")

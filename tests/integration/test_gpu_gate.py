@@ -12,6 +12,7 @@ from gpu_gate.figures import differences, page, read_figures
 from gpu_gate.layers import ARCHITECTURES, build_layer_of, expected_flops, inputs_of
 from gpu_gate.lowering import count_graph_breaks
 from gpu_gate.operators import WORKS, demangle, operator_figures, predicted_share
+from support.refusals import refused, shows
 
 ROOT = Path(__file__).parents[2]
 SMALL = {"hidden_size": 64, "num_attention_heads": 4, "seq_length": 16, "max_position_embeddings": 16}
@@ -43,14 +44,14 @@ def test_a_planted_interruption_is_a_graph_break(layer, fault):
 def test_a_figure_that_changes_is_reported_with_both_values():
     cell = ("layer", "Llama", "sm_90")
     before, after = {cell: {"copies": 0, "operations": 7}}, {cell: {"copies": 1024, "operations": 7}}
-    assert differences(before, after) == ["Llama on sm_90: copies: before 0, after 1,024"]
+    assert shows(differences(before, after), "sm_90", "before 0", "after 1,024")
     assert differences(after, after) == []
 
 
 def test_a_cell_that_is_new_or_missing_is_reported():
     figures = {("source", "gated.cu", "sm_80"): {"kernels": 3}}
-    assert differences(figures, {}) == ["gated.cu on sm_80: kernels: before 3, after none"]
-    assert differences({}, figures) == ["gated.cu on sm_80: kernels: before none, after 3"]
+    assert shows(differences(figures, {}), "gated.cu", "sm_80", "before 3")
+    assert shows(differences({}, figures), "gated.cu", "sm_80", "after 3")
 
 
 def test_the_document_shows_the_stored_figures():
@@ -130,9 +131,7 @@ def test_instructions_and_bytes_are_those_of_the_loop_that_stores():
 
 
 def test_a_kernel_that_is_missing_is_reported():
-    with pytest.raises(
-        RuntimeError, match=r"bias_dropout_add\.cu has 0 kernels of the name bias_dropout_add_f"
-    ):
+    with refused(RuntimeError, "bias_dropout_add.cu", "0 kernels", "bias_dropout_add_f"):
         operator_figures("bias_dropout_add", {SYMBOL: Kernel(64, 0, code=MACHINE_CODE)}, "sm_90")
 
 

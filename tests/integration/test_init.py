@@ -8,6 +8,7 @@ import pytest
 
 from neox_config import load_config
 from support.launches import shell
+from support.refusals import shows
 
 pytestmark = pytest.mark.slow
 
@@ -24,8 +25,8 @@ def test_two_commands_lead_from_a_folder_of_texts_to_a_trained_model(tmp_path):
     command = "neox-launch init --data 'my texts' --output 'a run' --model pythia-14m --devices 2"
     found = shell(tmp_path, command, seconds=SECONDS)
     assert found.returncode == 0, found.stderr
-    assert "read 3 files: 3 documents" in found.stdout
-    assert "skipped 1: the file type is not supported: my texts/picture.png" in found.stdout
+    assert shows(found.stdout, "3 files", "3 documents")
+    assert shows(found.stdout, "skipped 1", "texts/picture.png")
     path = tmp_path / "a run" / "config.yml"
     checked = shell(tmp_path, "neox-config check --files 'a run/config.yml'", seconds=SECONDS)
     assert (checked.returncode, "valid" in checked.stdout) == (0, True), checked.stderr
@@ -33,7 +34,7 @@ def test_two_commands_lead_from_a_folder_of_texts_to_a_trained_model(tmp_path):
     assert (config.model.num_layers, config.model.hidden_size, config.launch.num_gpus) == (6, 128, 2)
 
     printed = found.stdout.splitlines()[-1].strip()
-    assert printed == "neox-launch --config 'a run/config.yml'"
+    assert shows(printed, "neox-launch --config", "run/config.yml'")
     steps = "--set train-iters=4 --set log-interval=1 --set eval-interval=4"
     trained = shell(tmp_path, f"{printed} {steps}", seconds=SECONDS)
     assert trained.returncode == 0, trained.stdout + trained.stderr
@@ -59,7 +60,7 @@ def test_a_time_shortens_the_training_whose_model_can_then_be_trained_longer(tmp
     (texts / "launching.md").write_bytes((ROOT / "docs" / "launching.md").read_bytes())
     found = shell(tmp_path, "neox-launch init --data texts --output run --time 1s", seconds=SECONDS)
     assert found.returncode == 0, found.stderr
-    assert "(limit: 1 second (--time))" in found.stdout
+    assert shows(found.stdout, "1 second", "(--time")
     iterations = load_config([tmp_path / "run" / "config.yml"]).training.train_iters
     short = "neox-launch --config run/config.yml --set log-interval=1 --set eval-iters=0"
     trained = shell(tmp_path, short, seconds=SECONDS)

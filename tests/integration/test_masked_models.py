@@ -23,6 +23,7 @@ from neox_model.convert.to_hf import to_hf
 from neox_model.layers.attention.dense import Core
 from neox_model.parallel.groups import SINGLE_PROCESS
 from support.distributed import run_ranks
+from support.refusals import refused
 from support.settings import SMALL_TRAINING, resolved_from
 from support.tiers import slow_except
 from support.trainings import evaluate_parts_here
@@ -227,9 +228,9 @@ def test_a_masked_model_has_logits_and_generates_nothing(tmp_path, data):
     model = neox_model.load_model(tmp_path / "run")
     assert model.settings["objective"] == "masked"
     assert model.logits("abc").shape == (3, 512)
-    with pytest.raises(ConfigError, match=r"objective: masked: .* cannot continue texts; use a model that"):
+    with refused(ConfigError, "cannot continue texts"):
         model.generate("abc")
-    with pytest.raises(NeoXError, match=r"objective: masked"):
+    with refused(NeoXError, "objective: masked"):
         to_hf(tmp_path / "run" / checkpoint_name(ITERATIONS), tmp_path / "exported")
     assert not (tmp_path / "exported").exists()
 
@@ -247,7 +248,7 @@ def test_a_causal_model_is_another_one_whose_weights_may_be_used(tmp_path, data)
     folder = str(tmp_path / "causal")
     settings = SETTINGS | {"data_path": data, "load": folder}
     run_ranks(train, size=1, parts=[settings | {"save": folder, "objective": "causal"}])
-    with pytest.raises(Exception, match=r"objective: causal in the checkpoint, masked in this run"):
+    with refused(Exception, "the checkpoint, masked"):
         run_ranks(train, size=1, parts=[settings | {"save": str(tmp_path / "run")}])
     given = settings | {"save": str(tmp_path / "run"), "finetune": True, "optimizer": SETTINGS["optimizer"]}
     ((evaluated,),) = run_ranks(train, size=1, parts=[given])
@@ -257,9 +258,7 @@ def test_a_causal_model_is_another_one_whose_weights_may_be_used(tmp_path, data)
 
 def test_a_tokenizer_without_a_mask_token_ends_a_training_before_it_starts(tmp_path, data):
     settings = SETTINGS | {"data_path": data, "save": str(tmp_path / "run"), "mask_token": "<no such token>"}
-    with pytest.raises(
-        Exception, match=r"mask-token: the vocabulary has no token '<no such token>'"
-    ) as found:
+    with refused(Exception, "mask-token", "'<no", "token>'") as found:
         run_ranks(train, size=1, parts=[settings])
     assert TokenizerError.__name__ in str(found.value)
     assert not list((tmp_path / "run").rglob("*.safetensors"))

@@ -13,6 +13,7 @@ from neox_model.checkpoint.downloads import cache_folder
 from support.corpus import write_corpus
 from support.cut_connections import proxied
 from support.distributed import DistributedFailure, run_ranks
+from support.refusals import refused
 from support.s3_server import BUCKET, CREDENTIALS, REQUIRES_S3, emptied_bucket, serving
 from support.settings import SMALL_TRAINING, resolved_from
 
@@ -100,7 +101,7 @@ def test_a_training_that_lost_its_folder_resumes_from_the_store_bit_for_bit(tmp_
 def test_a_store_that_went_away_fails_the_end_and_the_next_start_uploads_what_is_missing(tmp_path, corpus):
     store = tmp_path / "store"
     settings = settings_of(corpus, tmp_path / "save", f"file://{store}")
-    with pytest.raises(DistributedFailure, match=r"global_step4, is complete there, but was not uploaded"):
+    with refused(DistributedFailure, "global_step4, is complete"):
         run_ranks(train, size=1, trainings=[settings | {"goes_away": str(store)}])
     assert (tmp_path / "save" / LATEST).read_text() == "global_step4\n"
     store.unlink()
@@ -111,7 +112,7 @@ def test_a_store_that_went_away_fails_the_end_and_the_next_start_uploads_what_is
 @pytest.mark.sweep
 def test_an_empty_store_is_an_error_on_all_ranks_unless_this_training_fills_it(tmp_path, corpus):
     settings = settings_of(corpus, tmp_path / "save", f"file://{tmp_path}/store") | ZERO2
-    with pytest.raises(DistributedFailure, match=r"/other contains no checkpoint; to start from new weights"):
+    with refused(DistributedFailure, "contains no checkpoint"):
         run_ranks(train, size=2, trainings=[settings | {"load": f"file://{tmp_path}/other"}])
     assert not (tmp_path / "save" / LATEST).exists()
 
@@ -121,7 +122,7 @@ def test_another_training_is_refused_where_one_has_uploaded_before_it_trains(tmp
     first = settings_of(corpus, tmp_path / "first", url) | ZERO2
     run_ranks(train, size=2, trainings=[first])
     before = {path: path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file()}
-    with pytest.raises(DistributedFailure, match=r"cannot be uploaded .*global_step4 of another training"):
+    with refused(DistributedFailure, "global_step4"):
         run_ranks(train, size=2, trainings=[settings_of(corpus, tmp_path / "second", url) | ZERO2])
     assert {path: path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file()} == before
     assert not list((tmp_path / "second").glob("global_step*"))
@@ -209,9 +210,7 @@ def test_a_training_resumes_from_an_s3_server_and_survives_its_absence(tmp_path,
         assert system.cat_file(f"{BUCKET}/parts/{LATEST}") == b"global_step4\n"
 
         proxy.cut_after(40_000)
-        with pytest.raises(
-            DistributedFailure, match=r"global_step4, is complete there, but was not uploaded"
-        ):
+        with refused(DistributedFailure, "global_step4, is complete"):
             run_ranks(train, size=2, trainings=[settings("cut")])
         assert proxy.is_cut.is_set()
         assert Manifest.read(tmp_path / "cut/global_step4").tensors == found[0]

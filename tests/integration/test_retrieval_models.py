@@ -11,6 +11,7 @@ from torch import Tensor
 import neox_model
 from neox_config.errors import NeoXError
 from support.distributed import run_ranks
+from support.refusals import refused
 from support.retrieval import ITERATIONS, MODEL, SETTINGS, plain_embeddings, weights_of, write_letters
 from support.settings import SMALL_TRAINING, resolved_from
 from support.tiers import slow_except
@@ -189,9 +190,9 @@ def test_a_model_of_another_kind_is_no_start_for_towers(tmp_path, data):
     causal |= {"train_iters": 1, "save_interval": 1}
     run_ranks(train, size=1, parts=[causal])
     given = {"data_path": data, "bert_load": str(tmp_path / "gpt"), "save": str(tmp_path / "run")}
-    with pytest.raises(Exception, match=r"is not a masked model; train one with objective: masked"):
+    with refused(Exception, "one with objective"):
         run_ranks(train, size=1, parts=[SETTINGS | given])
-    with pytest.raises(Exception, match=r"bert-load: .*nothing contains no checkpoint"):
+    with refused(Exception, "bert-load"):
         run_ranks(train, size=1, parts=[SETTINGS | given | {"bert_load": str(tmp_path / "nothing")}])
 
 
@@ -204,5 +205,5 @@ def test_an_evaluation_reports_accuracies_and_the_model_has_no_logits(tmp_path, 
     assert any(found.startswith(line) for line in lines), (found, lines)
     shares = [f"top 1 accuracy {hits[1]:.1%}, top 3 accuracy {hits[3]:.1%}" for _, hits in wanted]
     assert any(share in found for share in shares), (found, shares)
-    with pytest.raises(NeoXError, match=r"a retrieval model .* has no logits over a vocabulary; evaluate it"):
+    with refused(NeoXError, "over a vocabulary"):
         neox_model.load_model(tmp_path / "run")

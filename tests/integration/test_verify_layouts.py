@@ -20,6 +20,7 @@ from neox_model.parallel.logical import named_logical_parameters
 from neox_model.verify.run import compare
 from support.corpus import write_corpus
 from support.distributed import run_ranks
+from support.refusals import shows
 from support.resumes import SPAN, carry_out, comparison_of, plan_from
 from support.settings import SMALL_TRAINING
 
@@ -169,9 +170,9 @@ def test_on_the_same_layout_random_streams_and_memory_are_compared_and_elsewhere
         for case in ("ZeRO 1, dropout", "tensor 2 to data 2")
     )
     assert same["restored random streams"].compared == "10 streams"
-    assert "restored memory of each rank" in same
-    assert other["restored random streams"].skipped == "random streams start anew on other parallel sizes"
-    assert "restored memory of each rank" not in other
+    assert "restored memory" in same
+    assert shows(other["restored random streams"].skipped, "start anew on")
+    assert "restored memory" not in other
 
 
 def test_on_another_layout_the_size_of_the_difference_is_shown(found):
@@ -184,6 +185,6 @@ def test_on_another_layout_the_size_of_the_difference_is_shown(found):
 def test_a_tied_copy_that_is_out_of_step_is_named(found, engine):
     answer = found[f"untied, {engine}"]
     place = "embedding.word_embeddings.weight in the optimizer of rank 1"
-    assert answer.first == f"{place} is not what the uninterrupted training held"
+    assert shows(answer.first, f"{place} is not")
     copies = next(check for check in answer.checks if check.name == "copies of weights")
     assert copies.differing

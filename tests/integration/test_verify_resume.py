@@ -11,6 +11,7 @@ import torch
 from support.checkpoint_edits import edit_tensors
 from support.corpus import write_corpus
 from support.launches import launch, write_job
+from support.refusals import shows
 from support.settings import SMALL_TRAINING
 
 pytestmark = pytest.mark.sweep
@@ -64,7 +65,7 @@ def test_tensor_parallel_ranks_resume_as_one_process(trained):
     alone = ("--resume-set", "num-gpus=1", "--resume-set", "model-parallel-size=1")
     result = verify(trained, "--steps", "2", *WITHOUT_DROPOUT, *sizes, *alone)
     assert result.returncode == 0, result.stdout + result.stderr[-3000:]
-    assert "not compared: random streams start anew on other parallel sizes" in result.stdout
+    assert "random streams start" in result.stdout
 
 
 def test_kept_checkpoints_agree_and_a_changed_one_is_found(trained, tmp_path):
@@ -76,9 +77,7 @@ def test_kept_checkpoints_agree_and_a_changed_one_is_found(trained, tmp_path):
     edit_tensors(changed, lambda tensors: tensors["final_norm.weight"][3].add_(torch.tensor(0.5)))
     result = verify(trained, "--from", "2", "--to", str(changed))
     assert result.returncode == 1
-    assert (
-        "first difference: final weight final_norm.weight at iteration 4: 1 of 16 elements" in result.stdout
-    )
+    assert shows(result.stdout, "final_norm.weight", "4: 1", "16 elements")
 
 
 def test_a_training_whose_momentum_changes_resumes_exactly(trained):
@@ -93,4 +92,4 @@ def test_resumed_training_with_different_results_is_detected(trained):
     decay = "weight-decay=0.3"
     result = verify(trained, "--steps", "2", "--set", "load=null", "--resume-set", decay)
     assert result.returncode == 1
-    assert "first difference: optimizer setting weight_decay of parameter group 0" in result.stdout
+    assert shows(result.stdout, "weight_decay", "group 0")

@@ -11,6 +11,7 @@ from neox_data.blend import BlendedDataset, BlendOrder, blend_order, build_blend
 from neox_data.errors import DataError
 from neox_data.native import load_native
 from neox_data.weights import normalise_weights, samples_per_dataset
+from support.refusals import refused
 
 
 class Numbers:
@@ -230,13 +231,11 @@ def test_items_of_a_blend_are_within_their_datasets(weights: list[float], num_sa
 
 
 def test_a_dataset_that_is_too_short_is_refused() -> None:
-    with pytest.raises(
-        DataError, match="dataset 1 of the blend has 2 samples, but 9 items of the blend require 5"
-    ):
+    with refused(DataError, "dataset 1", "2 samples", "9 items"):
         BlendedDataset([Numbers(0, 9), Numbers(0, 2)], [1, 1.1], 9)
 
 
 @pytest.mark.parametrize("item", [-1, 12])
 def test_an_item_that_is_not_there_is_refused(item: int) -> None:
-    with pytest.raises(IndexError, match=f"item {item} of a mixture of 12"):
+    with refused(IndexError, f"item {item}", "12"):
         BlendedDataset([Numbers(100, 4), Numbers(200, 8)], [1, 2], 10)[item]

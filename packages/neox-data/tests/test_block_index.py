@@ -7,6 +7,7 @@ import pytest
 
 from neox_data.block_index import IndexInProgress, begin_index, open_block_index, remove_rest
 from neox_data.errors import DataError
+from support.refusals import refused
 
 ORIGIN = {"checkpoint": "iteration 4", "datasets": ["ab"], "titles": None, "blocks": 5}
 PLACES = np.array([[0, 0, 0, 1, 1], [0, 0, 3, 0, 2], [0, 7, 0, 0, 4], [7, 5, 9, 3, 2]])
@@ -113,7 +114,7 @@ def test_what_is_half_removed_is_removed(left_behind):
 def test_an_incomplete_index_of_something_else_stays_next_to_a_complete_one(left_behind, caplog):
     partial = left_behind.parent / "index.partial"
     remove_rest(left_behind, ORIGIN | {"checkpoint": "iteration 8"})
-    assert "index.partial is an incomplete index of another model or of other texts" in caplog.text
+    assert "index.partial is an" in caplog.text
     (partial / "index.json").write_text("{")
     remove_rest(left_behind, ORIGIN)
     assert "index.json is damaged" in caplog.text
@@ -130,25 +131,25 @@ def test_parts_without_a_description_are_not_those_of_the_next_index(left_behind
 def test_an_index_that_does_not_record_its_texts_is_refused(complete):
     described = json.loads((complete / "index.json").read_text())
     (complete / "index.json").write_text(json.dumps(described | {"format": "neox-block-index-1"}))
-    with pytest.raises(DataError, match=r"is damaged \(format 'neox-block-index-1'\); delete its folder"):
+    with refused(DataError, "'neox-block-index-1'", code="damaged-description"):
         open_block_index(complete)
 
 
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"checkpoint": "iteration 8"}, "checkpoint is iteration 4, not iteration 8"),
-        ({"datasets": ["ab", "cd"]}, r"datasets is \['ab'\], not \['ab', 'cd'\]"),
-        ({"titles": "ef"}, "titles is None, not ef"),
+        ({"checkpoint": "iteration 8"}, "iteration 4, not iteration 8"),
+        ({"datasets": ["ab", "cd"]}, "['ab'], not ['ab', 'cd']"),
+        ({"titles": "ef"}, "None, not ef"),
     ],
 )
 def test_an_index_of_something_else_is_refused(complete, more, words):
     index = open_block_index(complete)
     index.check(dict(ORIGIN))
-    with pytest.raises(DataError, match=f"another model or of other texts: {words}; make another one"):
+    with refused(DataError, words, code="other-index"):
         index.check(ORIGIN | more)
     begin_index(complete, ORIGIN, part_blocks=2)
-    with pytest.raises(DataError, match=f"is an incomplete index .*: {words}; delete it"):
+    with refused(DataError, words, code="other-index"):
         begin_index(complete, ORIGIN | more, part_blocks=2)
 
 
@@ -157,37 +158,37 @@ def test_rows_are_found_by_their_place(complete):
     for row in range(5):
         assert index.row_of(tuple(int(value) for value in PLACES[:3, row])) == row
     for place in ((0, 0, 6), (0, 1, 0), (2, 0, 0), (1, 0, 4)):
-        with pytest.raises(DataError, match=r"has no block at token \d of document \d"):
+        with refused(DataError, code="no-block"):
             index.row_of(place)
 
 
 def test_missing_and_damaged_indexes_are_named(tmp_path, complete):
-    with pytest.raises(DataError, match=r"nothing contains no index of blocks; make one with"):
+    with refused(DataError, code="no-index"):
         open_block_index(tmp_path / "nothing")
-    with pytest.raises(DataError, match=r"index\.partial does not exist on this host"):
+    with refused(DataError, "index.partial", code="not-on-this-host"):
         IndexInProgress(complete, 5)
     embeddings = (complete / "embeddings.npy").read_bytes()
     (complete / "embeddings.npy").write_bytes(embeddings[:-4])
-    with pytest.raises(DataError, match=r"index is damaged \(.*\); delete it, and make it again"):
+    with refused(DataError, code="damaged-index"):
         open_block_index(complete)
     np.save(complete / "embeddings.npy", EMBEDDINGS[:4])
-    with pytest.raises(DataError, match=r"it has places \(4, 5\) and embeddings \(4, 3\)"):
+    with refused(DataError, "(4, 5)", "(4, 3)"):
         open_block_index(complete)
     for wrong in ({}, {"made_with": []}, {"made_with": {}, "part_blocks": 0}):
         (complete / "index.json").write_text(json.dumps({"format": "neox-block-index-2", **wrong}))
-        with pytest.raises(DataError, match=r"index\.json is damaged \(.*\); delete its folder"):
+        with refused(DataError, "index.json", code="damaged-description"):
             open_block_index(complete)
     (complete / "index.json").write_text(json.dumps({"format": "another"}))
-    with pytest.raises(DataError, match=r"index\.json is damaged \(format 'another'\)"):
+    with refused(DataError, "index.json", "'another'", code="damaged-description"):
         open_block_index(complete)
 
 
 def test_parts_of_another_size_are_named(folder):
     index = IndexInProgress(folder, 5)
-    with pytest.raises(DataError, match=r"000000000000\.npy is missing or damaged"):
+    with refused(DataError, "000000000000.npy", code="missing-part"):
         index.complete(PLACES)
     embed(index)
     index.write(range(2, 4), EMBEDDINGS[:1])
-    with pytest.raises(DataError, match=r"000000000002\.npy has embeddings \(1, 3\) for 2 blocks; delete it"):
+    with refused(DataError, "000000000002.npy", "(1, 3)", "2 blocks"):
         index.complete(PLACES)
     assert not folder.exists()

@@ -14,6 +14,7 @@ from neox_data.curriculum.schedule import changes
 from neox_data.errors import DataError
 from neox_data.gpt_dataset import GPTDataset
 from neox_data.indexed import open_indexed
+from support.refusals import refused
 
 NEVER = np.iinfo(np.int64).max
 
@@ -80,12 +81,12 @@ def test_percentiles_are_shares_of_the_largest_difficulty(
 
 
 def test_merged_index_is_not_an_index_by_value(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"does not contain one increasing difficulty per row .*100 rows"):
+    with refused(DataError, "100 rows"):
         admissions(index_of(tmp_path, [1, 2, 3], "value", merged=True), num_samples=3, iterations=5)
 
 
 def test_an_analysis_of_other_data_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"does not list the 2 samples of this data once each"):
+    with refused(DataError, "2 samples"):
         admissions(index_of(tmp_path, [1, 2, 3]), num_samples=2, iterations=5)
 
 
@@ -159,17 +160,13 @@ def test_new_batch_size_keeps_earlier_draws_and_the_schedule() -> None:
 
 
 def test_invalid_curricula_are_reported() -> None:
-    with pytest.raises(
-        DataError, match=r"requires 80 samples, but the curriculum has 11, too few for 7 passes"
-    ):
+    with refused(DataError, "80 samples", "11", "7 passes"):
         curriculum(ADMITTED, num_epochs=7)
-    with pytest.raises(
-        DataError, match="no sample is easy enough for the first iteration by all measures of m"
-    ):
+    with refused(DataError, code="nothing-easy-enough"):
         curriculum([3, 4, NEVER])
-    with pytest.raises(DataError, match="has 1,001 steps, but at most 1,000 are supported"):
+    with refused(DataError, "1,001 steps", "most 1,000"):
         curriculum(list(range(1001)))
-    with pytest.raises(IndexError, match="item 80 of a mixture of 80"):
+    with refused(IndexError, "item 80", "80"):
         curriculum(ADMITTED)[80]
 
 
@@ -196,7 +193,7 @@ def test_an_analysis_of_another_order_is_refused_even_if_clusters_exist(tmp_path
     settings = {"iterations": 20, "folder": tmp_path / "clusters"}
     load_or_build_clusters({"m": index}, Numbers(6), **settings)
     for _ in range(2):
-        with pytest.raises(DataError, match=r"m_index_to_sample was made with another seed, .* or data"):
+        with refused(DataError, "m_index_to_sample", code="other-order"):
             load_or_build_clusters({"m": index}, Shifted(6), **settings)
 
 
@@ -204,16 +201,14 @@ def test_an_analysis_without_a_fingerprint_is_used_with_a_warning(tmp_path: Path
     index = index_of(tmp_path, [1, 1, 5, 5, 9, 1])
     order_path(index.samples).unlink()
     load_or_build_clusters({"m": index}, Numbers(6), iterations=20, folder=tmp_path / "clusters")
-    assert "m_index_to_sample.order.json does not exist, so it is not known" in caplog.text
+    assert "m_index_to_sample.order.json does not" in caplog.text
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", "nonsense"])
 def test_a_damaged_fingerprint_is_named(tmp_path: Path, content: str) -> None:
     index = index_of(tmp_path, [1, 1])
     order_path(index.samples).write_text(content)
-    with pytest.raises(
-        DataError, match=r"m_index_to_sample.order.json is damaged .*run neox-data analyze again"
-    ):
+    with refused(DataError, "m_index_to_sample.order.json", "neox-data"):
         check_order(index.samples, "x")
 
 

@@ -12,6 +12,7 @@ from neox_data.manifest import read_manifest
 from neox_data.preprocess.cli import main as preprocess_main
 from neox_data.sources import DocumentSources
 from neox_data.tokenizers import build_tokenizer
+from support.refusals import shows
 
 
 def run(*arguments: object) -> Result:
@@ -46,13 +47,13 @@ def test_a_picture_replaces_no_file_of_another_format(write_dataset, tmp_path: P
     given.write_text("a: 1")
     result = run("inspect", write_dataset([[1]]), "--png", given)
     assert (result.exit_code, given.read_text()) == (2, "a: 1")
-    assert f"{given}: choose a name that ends in .png" in result.stderr
+    assert str(given) in result.stderr
 
 
 def test_an_empty_name_of_a_picture_is_said_to_be_empty(write_dataset) -> None:
     result = run("inspect", write_dataset([[1]]), "--png", "")
     assert result.exit_code == 2
-    assert "'--png': is empty; give a path" in result.stderr
+    assert "'--png'" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ def test_inspect_shows_an_empty_dataset(write_dataset) -> None:
 def test_verify_passes_a_sound_dataset(write_dataset) -> None:
     result = run("verify", write_dataset([[1, 2], [3]]))
     assert result.exit_code == 0
-    assert "2 sequences, 3 tokens, all checks passed, hashes not checked (no manifest)" in result.stdout
+    assert shows(result.stdout, "2 sequences", "3 tokens")
 
 
 @pytest.fixture
@@ -100,16 +101,13 @@ def preprocessed(tmp_path: Path, tokenizer_json: Path):
 def test_verify_holds_the_files_against_the_manifest(preprocessed) -> None:
     prefix = preprocessed("one", "a text", "another")
     assert "2 sequences, " in (output := run("verify", prefix).stdout)
-    assert "all checks passed, hashes match" in output
+    assert "hashes match" in output
     data = bytearray(Path(f"{prefix}.bin").read_bytes())
     data[0] ^= 1
     Path(f"{prefix}.bin").write_bytes(data)
     result = run("verify", prefix)
     assert result.exit_code == 2
-    assert (
-        "one_text_document.bin does not match one_text_document.manifest.json; copy both again"
-        in result.stderr
-    )
+    assert shows(result.stderr, "one_text_document.bin", "one_text_document.manifest.json")
 
 
 def test_inspect_decodes_the_first_documents(preprocessed, tokenizer_json: Path) -> None:
@@ -119,7 +117,7 @@ def test_inspect_decodes_the_first_documents(preprocessed, tokenizer_json: Path)
     )
     assert result.exit_code == 0, result.output
     shown = result.stdout.split("\ndocument 0, ")[1]
-    assert "tokens:\na text<|endoftext|>\n\ndocument 1, " in shown
+    assert "text<|endoftext|>\n\ndocument 1," in shown
     assert shown.endswith("tokens:\nanother<|endoftext|>\n")
     assert run("inspect", prefix, "--show", 2).exit_code == 2
 
@@ -148,7 +146,7 @@ def test_inspect_refuses_to_decode_with_another_tokenizer(preprocessed) -> None:
     prefix = preprocessed("one", "a text")
     result = run("inspect", prefix, "--show", 1, "--tokenizer-type", "CharLevelTokenizer")
     assert result.exit_code == 2
-    assert "was tokenized with another tokenizer (HFTokenizer, 300 entries" in result.stderr
+    assert "(HFTokenizer, 300 entries" in result.stderr
 
 
 def test_merge_equals_one_run_over_all_inputs(preprocessed, tmp_path: Path) -> None:
@@ -203,7 +201,7 @@ def test_merge_compares_each_dataset_that_has_a_manifest(preprocessed, write_dat
     path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])
     result = run("merge", write_dataset([[1, 2]]), prefix, "--output", tmp_path / "merged")
     assert result.exit_code == 2
-    assert "one_text_document.bin does not match the hash in its manifest" in result.stderr
+    assert "one_text_document.bin does not" in result.stderr
     assert not list(tmp_path.glob("merged*"))
 
 
@@ -212,7 +210,7 @@ def test_merge_without_all_manifests_makes_none(preprocessed, write_dataset, tmp
         "merge", preprocessed("one", "a text"), write_dataset([[1, 2]]), "--output", tmp_path / "merged"
     )
     assert result.exit_code == 0
-    assert "no manifest was written, because not every dataset has one" in result.stderr
+    assert "no manifest was" in result.stderr
     assert not (tmp_path / "merged.manifest.json").exists()
 
 
@@ -253,9 +251,7 @@ def test_verify_misses_a_file_that_the_manifest_describes(preprocessed) -> None:
     Path(f"{prefix}.offsets").unlink()
     result = run("verify", prefix)
     assert result.exit_code == 2
-    assert (
-        "one_text_document.offsets is missing, but one_text_document.manifest.json lists it" in result.stderr
-    )
+    assert shows(result.stderr, "one_text_document.offsets", "one_text_document.manifest.json")
 
 
 def test_invalid_request_prints_only_the_error(preprocessed) -> None:
@@ -271,9 +267,9 @@ def test_count_names_unreadable_files(tmp_path: Path) -> None:
         "documents": "2", "characters": "4", "bytes": "5", "empty": "1", "too long": "0", "unreadable": "1",
         "null": "0",
     }  # fmt: skip
-    assert "a.jsonl, line 3: the value of 'text' is int, not text" in result.stderr
-    assert "Error: 1 document cannot be read; correct the files, or skip such documents" in result.stderr
-    assert "neox-launch init and neox-data prepare do" in result.stderr
+    assert shows(result.stderr, "a.jsonl", "line 3", "'text'")
+    assert "1 document cannot" in result.stderr
+    assert shows(result.stderr, "neox-launch", "neox-data")
     assert result.exit_code == 1
     (tmp_path / "a.jsonl").write_text('{"text": "all"}\n')
     assert run("count", "--input", tmp_path / "a.jsonl").exit_code == 0
@@ -338,7 +334,7 @@ def test_train_tokenizer_refuses_an_empty_special_token(tmp_path: Path) -> None:
     arguments = ["--input", corpus, "--special-token", "", "--output", tmp_path / "new.json"]
     result = run("train-tokenizer", *arguments)
     assert (result.exit_code, (tmp_path / "new.json").exists()) == (2, False)
-    assert "a special token is empty; give its text" in result.stderr
+    assert "token is empty" in result.stderr
 
 
 @pytest.mark.parametrize("output", ["corpus.jsonl", "link.jsonl"])
@@ -348,7 +344,7 @@ def test_train_tokenizer_does_not_overwrite_its_corpus(tmp_path: Path, output: s
     (tmp_path / "link.jsonl").symlink_to("corpus.jsonl")
     result = run("train-tokenizer", "--input", corpus, "--vocab-size", 259, "--output", tmp_path / output)
     assert result.exit_code == 2
-    assert "exists, and models and datasets may require this tokenizer" in result.stderr
+    assert "require this tokenizer" in result.stderr
     assert corpus.read_text() == '{"text": "one"}\n'
 
 
@@ -362,7 +358,7 @@ def test_a_tokenizer_is_never_overwritten(tmp_path: Path, tokenizer_json: Path) 
     ):
         result = run(*command)
         assert result.exit_code == 2
-        assert f"--output {tokenizer_json} exists, and models and datasets may require" in result.stderr
+        assert f"--output {tokenizer_json} exists" in result.stderr
         assert result.stderr.endswith("give another --output, or delete the file first\n")
         assert tokenizer_json.read_bytes() == before
 
@@ -380,17 +376,17 @@ def test_train_tokenizer_leaves_bad_lines_out_on_request(tmp_path: Path) -> None
     )
     result = run(*words)
     assert result.exit_code == 2
-    assert "line 2: the value of 'text' is int, not text" in result.stderr
+    assert shows(result.stderr, "line 2", "'text'")
     result = run(*words, "--skip-bad-lines")
     assert result.exit_code == 0
-    assert "1 unreadable document was skipped" in result.stderr
+    assert "1 unreadable document" in result.stderr
 
 
 @pytest.mark.parametrize("words", [("stdlib-corpus", ""), ("stdlib-corpus", "/")])
 def test_folder_as_output_file_is_refused(words: tuple[str, ...]) -> None:
     result = run(*words)
     assert result.exit_code == 2
-    assert "is a folder, not a file; append a file name" in result.stderr
+    assert "is a folder" in result.stderr
 
 
 def test_train_tokenizer_shows_progress_and_what_it_does_not_read(tmp_path: Path) -> None:
@@ -403,10 +399,10 @@ def test_train_tokenizer_shows_progress_and_what_it_does_not_read(tmp_path: Path
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     lines = result.stderr.splitlines()
-    assert lines[0] == "reading 1 file, 6.6 kB"
+    assert lines[0].endswith(" 1 file, 6.6 kB")
     assert [line.split(" documents")[0] for line in lines[1:4]] == ["100", "200", "300"]
     assert "tokens/s" not in lines[0]
-    assert "learning a vocabulary from 300 documents" in lines
+    assert lines[4].endswith(" 300 documents")
     assert f"  {tmp_path}/in/b.csv" in lines
 
 
@@ -416,7 +412,7 @@ def test_train_tokenizer_reports_a_corpus_that_is_too_small(tmp_path: Path) -> N
         "train-tokenizer", "--input", tmp_path / "a.txt", "--vocab-size", 300, "--output", tmp_path / "t.json"
     )
     assert result.exit_code == 0
-    assert "yields only 259 of the 300 requested entries" in result.stderr
+    assert shows(result.stderr, "only 259", "300 requested")
 
 
 def test_stdlib_corpus_is_readable(tmp_path: Path) -> None:

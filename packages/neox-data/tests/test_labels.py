@@ -17,6 +17,7 @@ from neox_data.lazy_dataset import LazyGPTDataset
 from neox_data.samples.whole_documents import IGNORED
 from neox_data.trace import passages
 from neox_data.whole_dataset import WholeDocumentDataset
+from support.refusals import refused, shows
 
 DOCUMENTS = [[1, 2, 3], [4, 5, 6, 7, 8], [9], [10, 11, 12, 13, 14, 15, 16, 17]]
 # The first half of each document does not count; nothing of document 2 does.
@@ -114,7 +115,7 @@ def test_the_trace_finds_whole_documents(tokens, labels) -> None:
 
 def test_an_item_outside_is_refused(tokens, labels) -> None:
     dataset = whole(tokens, labels)
-    with pytest.raises(IndexError, match=f"item {len(dataset)} of the part 'train'"):
+    with refused(IndexError, f"item {len(dataset)}", "'train'"):
         dataset[len(dataset)]
 
 
@@ -132,10 +133,7 @@ def test_samples_are_blended_with_their_labels(tokens, labels) -> None:
 def test_the_stored_index_is_used_again(tokens, labels, caplog) -> None:
     caplog.set_level("INFO")
     first = whole(tokens, labels)
-    assert (
-        "corpus, part train: 3 of 4 documents are used; 2 tokens of long ones are left out (1 has no label "
-        "that counts, 1 is longer than 6 tokens)"
-    ) in caplog.text
+    assert shows(caplog.text, "3", "4 documents", "2 tokens")
     caplog.clear()
     second = whole(tokens, labels)
     assert not caplog.text
@@ -150,7 +148,7 @@ def test_an_index_for_other_labels_is_built_again(tokens, labels, write_dataset,
     write_dataset(rows, dtype="int32", name="labels")
     os.utime(f"{labels}.bin", ns=(written.st_atime_ns, written.st_mtime_ns))
     assert 3 not in whole(tokens, labels).index.documents
-    assert "was built for another split, other documents or other labels; rebuilding it" in caplog.text
+    assert "split, other documents" in caplog.text
 
 
 def test_labels_that_are_only_written_again_build_nothing(tokens, labels, write_dataset, caplog) -> None:
@@ -171,7 +169,7 @@ def test_an_index_of_another_program_is_built_again(tokens, labels, caplog) -> N
     (documents,) = tokens.parent.glob("*_best_fitpi_ac_doc_idx.npy")
     np.save(documents, np.zeros(len(expected), np.int32))
     assert whole(tokens, labels).index.documents.tolist() == expected
-    assert "does not record for which documents and labels it was built; rebuilding it" in caplog.text
+    assert "does not record" in caplog.text
 
 
 @pytest.mark.parametrize("pack_impl", ["packed", "best_fit", "unpacked", "pack_until_overflow"])
@@ -205,7 +203,7 @@ def test_after_an_edit_of_documents_every_index_is_that_of_the_new_ones(
 def test_the_log_has_no_reasons_where_nothing_is_left_out(tokens, caplog) -> None:
     caplog.set_level("INFO")
     whole(tokens, None, seq_length=8)
-    assert "4 of 4 documents are used; 0 tokens of long ones are left out\n" in caplog.text
+    assert shows(caplog.text, "4", "4 documents", "0 tokens")
 
 
 @pytest.mark.parametrize(("pack_impl", "room"), [("best_fit", 6), ("unpacked", 5)])
@@ -213,7 +211,7 @@ def test_the_log_says_how_many_labels_were_looked_at(tokens, write_dataset, capl
     caplog.set_level("INFO")
     rows = [*DOCUMENTS[:3], [IGNORED] * 7 + [1]]
     whole(tokens, write_dataset(rows, dtype="int32", name="labels"), pack_impl=pack_impl)
-    assert f"1 has labels only after {room} tokens" in caplog.text
+    assert shows(caplog.text, "1", f"{room} tokens")
 
 
 @pytest.mark.parametrize("kind", ["gpt_neox", "lazy"])
@@ -238,31 +236,21 @@ def test_windows_of_the_stream_have_their_labels(tokens, labels, kind: str) -> N
 
 
 FAULTS = {
-    "fewer documents": (
-        [[1, 2, 3]],
-        "int32",
-        r"\(1 document, 3 labels\) are not one for each token of .*; name the labels",
-    ),
-    "another length": (
-        [[1, 2, 3], [4, 5, 6], [9], [0] * 8],
-        "int32",
-        r"\(4 documents, 15 labels\) are not one for each token of .*preprocess_data --loss-mask",
-    ),
-    "another document": (
-        [[1, 2, 3], [4, 5, 6, 7, 8, 9], [], [0] * 8],
-        "int32",
-        r"one for each token of .* \(4 documents, 17 tokens\): document 1 has 6 labels, 5 tokens; name",
-    ),
-    "no negative numbers": (DOCUMENTS, "uint16", "are stored as uint16, which has no negative numbers"),
-}
+    "fewer documents": ([[1, 2, 3]], "int32", ["1 document", "3 labels"]),
+    "another length": ([[1, 2, 3], [4, 5, 6], [9], [0] * 8], "int32",
+        ["4 documents", "15 labels", "--loss-mask"]),
+    "another document": ([[1, 2, 3], [4, 5, 6, 7, 8, 9], [], [0] * 8], "int32",
+        ["4 documents, 17 tokens", "document 1", "6 labels, 5 tokens"]),
+    "no negative numbers": (DOCUMENTS, "uint16", ["uint16"]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_labels_of_other_tokens_are_refused(tokens, write_dataset, fault) -> None:
-    rows, dtype, message = FAULTS[fault]
+    rows, dtype, values = FAULTS[fault]
     wrong = open_indexed(write_dataset(rows, dtype=dtype, name="wrong"))
-    with pytest.raises(DataError, match=message):
+    with refused(DataError, *values):
         check_labels(open_indexed(tokens), wrong)
-    with pytest.raises(DataError, match=message):
+    with refused(DataError, *values):
         whole(tokens, wrong.prefix)
     assert not list(tokens.parent.glob("*indexmap*"))

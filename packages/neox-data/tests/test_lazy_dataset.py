@@ -9,6 +9,7 @@ from neox_data.errors import DataError, IndexedDatasetError
 from neox_data.indexed import IndexedDatasetWriter, open_indexed
 from neox_data.lazy_dataset import LazyGPTDataset
 from neox_data.sampler import BatchSampler
+from support.refusals import refused
 
 
 def lazy(
@@ -42,7 +43,7 @@ def test_an_epoch_is_every_window_once(corpus: Path) -> None:
 
 @pytest.mark.parametrize("documents", [range(13), range(-1, 12), range(20, 22)])
 def test_documents_that_do_not_exist_are_refused(corpus: Path, documents: range) -> None:
-    with pytest.raises(IndexedDatasetError, match="but it has documents 0 to 11; correct the numbers"):
+    with refused(IndexedDatasetError, "documents 0", "11"):
         lazy(corpus, documents)
 
 
@@ -99,7 +100,7 @@ def test_pieces_are_the_tokens_of_the_item(tmp_path_factory, data) -> None:
     with IndexedDatasetWriter(prefix, dtype="u2") as writer:
         writer.append_all(np.arange(sum(sizes)), sizes)
     if sum(sizes[d] for d in documents) <= seq_length:
-        with pytest.raises(DataError, match="one sample requires"):
+        with refused(DataError, code="too-short"):
             lazy(prefix, documents, seq_length=seq_length)
         return
     dataset = lazy(prefix, documents, seq_length=seq_length)
@@ -122,10 +123,10 @@ def test_no_file_is_written(corpus: Path) -> None:
 def test_an_item_that_is_not_there_is_refused(corpus: Path) -> None:
     dataset = lazy(corpus, range(12))
     for item in (-1, len(dataset)):
-        with pytest.raises(IndexError, match=f"item {item} of the part 'train' of .*, which has 7"):
+        with refused(IndexError, f"item {item}", "'train'", "7"):
             dataset[item]
 
 
 def test_sequences_that_do_not_follow_each_other_are_refused(corpus: Path) -> None:
-    with pytest.raises(IndexedDatasetError, match="are not contiguous"):
+    with refused(IndexedDatasetError, code="not-contiguous"):
         lazy(corpus, range(0, 12, 2))

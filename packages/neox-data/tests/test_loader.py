@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 from neox_data.errors import DataError  # noqa: E402
 from neox_data.loader import PrefetchLoader  # noqa: E402
 from neox_data.sampler import BatchSampler  # noqa: E402
+from support.refusals import refused  # noqa: E402
 
 
 class Windows:
@@ -65,7 +66,7 @@ def test_closing_ends_the_threads() -> None:
     assert prefetch_threads()
     loader.close()
     assert not prefetch_threads()
-    with pytest.raises(DataError, match="this loader is closed"):
+    with refused(DataError, code="closed"):
         next(loader)
     loader.close()
 
@@ -76,8 +77,8 @@ def test_error_is_raised_at_its_micro_batch_and_closes_the_loader(num_threads: i
     sampler = BatchSampler(60, micro_batch=2, data_parallel_rank=0, data_parallel_size=2, accumulation=3)
     loader = PrefetchLoader(Broken(), sampler, num_threads=num_threads)
     assert [next(loader)[:, 0].tolist() for _ in range(3)] == [[0, 1], [4, 5], [8, 9]]
-    with pytest.raises(DataError, match="item 13 is broken"):
+    with refused(DataError, "item 13"):
         next(loader)
     assert not prefetch_threads()
-    with pytest.raises(DataError, match="this loader is closed"):
+    with refused(DataError, code="closed"):
         next(loader)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from neox_data.native import load_native
+from support.refusals import refused
 
 HEADER = Path(sysconfig.get_path("include"), "Python.h")
 
@@ -67,9 +68,9 @@ def test_samples_are_read_from_arrays_at_any_address(dtype: str) -> None:
 @pytest.mark.parametrize("number", [-1, 3, 2**31 - 1, -(2**31)])
 def test_documents_that_do_not_exist_are_refused(number: int) -> None:
     documents, sizes = np.array([0, number], np.int32), np.array([4, 9, 7], np.int32)
-    with pytest.raises(IndexError, match=f"document {number} of 3"):
+    with refused(IndexError, f"document {number}", "3"):
         native.count_tokens(documents, sizes)
-    with pytest.raises(IndexError, match=f"document {number} of 3"):
+    with refused(IndexError, f"document {number}", "3"):
         native.sample_starts(documents, sizes, np.empty((9, 2), np.int32), 5)
 
 
@@ -80,25 +81,25 @@ FEW = np.array([0, 1], np.int32)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: native.sample_starts(FEW, FEW, np.empty((0, 2), np.int32), 5), "rows of two"),
-        (lambda: native.sample_starts(FEW, FEW, np.empty(3, np.int32), 5), "rows of two"),
-        (lambda: native.sample_starts(FEW, FEW, np.empty((2, 2), np.int32), 0), "seq_length must be"),
-        (lambda: native.sample_starts(FEW, FEW, np.empty((2, 2), np.int32), 5), "fewer tokens"),
-        (lambda: native.count_tokens(FEW.astype(np.int64), FEW), "documents has another item size"),
-        (lambda: native.count_tokens(np.zeros(6, np.int32)[::2], FEW), "documents is not contiguous"),
-        (lambda: blend([np.nan, 0.5]), "weights must be finite"),
-        (lambda: blend([0.5] * 300), "order cannot hold"),
-        (lambda: native.MersenneTwister(1).shuffle(np.zeros(3, np.int16)), "another item size"),
-        (lambda: native.MersenneTwister(1).shuffle(misaligned_output()), "values is not aligned"),
-        (lambda: reader(place_bytes=0), "place_bytes must divide"),
-        (lambda: reader(place_bytes=4), "place_bytes must divide"),
-        (lambda: reader(tokens=np.zeros(4, np.complex128)), "unsupported type"),
-        (lambda: reader(tokens=np.zeros(4, np.uint32)), "unsupported type"),
-        (lambda: reader(length=0), "length must be at least 1"),
+        (lambda: native.sample_starts(FEW, FEW, np.empty((0, 2), np.int32), 5), 'rows of two'),
+        (lambda: native.sample_starts(FEW, FEW, np.empty(3, np.int32), 5), 'rows of two'),
+        (lambda: native.sample_starts(FEW, FEW, np.empty((2, 2), np.int32), 0), 'seq_length must be'),
+        (lambda: native.sample_starts(FEW, FEW, np.empty((2, 2), np.int32), 5), 'fewer tokens'),
+        (lambda: native.count_tokens(FEW.astype(np.int64), FEW), 'documents has another'),
+        (lambda: native.count_tokens(np.zeros(6, np.int32)[::2], FEW), 'is not contiguous'),
+        (lambda: blend([np.nan, 0.5]), 'weights must be'),
+        (lambda: blend([0.5] * 300), 'order cannot hold'),
+        (lambda: native.MersenneTwister(1).shuffle(np.zeros(3, np.int16)), 'another item size'),
+        (lambda: native.MersenneTwister(1).shuffle(misaligned_output()), 'is not aligned'),
+        (lambda: reader(place_bytes=0), 'place_bytes must divide'),
+        (lambda: reader(place_bytes=4), 'place_bytes must divide'),
+        (lambda: reader(tokens=np.zeros(4, np.complex128)), 'unsupported type'),
+        (lambda: reader(tokens=np.zeros(4, np.uint32)), 'unsupported type'),
+        (lambda: reader(length=0), 'at least 1'),
     ],
 )  # fmt: skip
 def test_impossible_arguments_are_refused(call: Callable[[], object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with refused(ValueError, message):
         call()
 
 

@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from neox_data.errors import DataError
 from neox_data.splits import split_documents
+from support.refusals import refused
 
 
 def bounds(split: str, num_documents: int) -> list[tuple[int, int]]:
@@ -50,5 +51,5 @@ def test_the_parts_are_all_documents_once(shares: list[float], num_documents: in
 
 @pytest.mark.parametrize("split", ["", "a,b", "0,0,0", "-1,2", "nan", "inf,1", "1e308,1e308,1", "969;30;1"])
 def test_invalid_splits_are_refused(split: str) -> None:
-    with pytest.raises(DataError, match=r'split .* write it like "969, 30, 1"'):
+    with refused(DataError, '"969, 30, 1"'):
         split_documents(split, 10)

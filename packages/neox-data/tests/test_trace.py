@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from neox_data.sampler import BatchSampler
 from neox_data.tokenizers import build_tokenizer
 from neox_data.trace import items_with, passages, readings_at
 from neox_data.training_data import BatchPlace, TrainingData, load_training_data
+from support.refusals import refused, shows
 
 SEQ_LENGTH, ITERATIONS = 8, 5
 TEXTS = ["one fish two fish", "", "red fish blue fish", "x", "this one has a little star", "say what a lot"]
@@ -136,7 +138,7 @@ def test_shorter_iteration_shows_only_its_targets(prefixes: list[Path]) -> None:
 def test_iteration_or_rank_out_of_range_is_refused(
     prefixes: list[Path], iteration: int, rank: int | None
 ) -> None:
-    with pytest.raises(DataError, match="pass one from 0 to"):
+    with refused(DataError, "0"):
         list(readings_at(data_of({"train": orders(prefixes)["plain"]}), iteration, rank))
 
 
@@ -149,7 +151,7 @@ def test_a_trace_follows_the_batch_sizes_of_a_resumed_training(prefixes: list[Pa
     places = [data.place_of(item) for item in (9, 16, 31)]
     assert places == [BatchPlace(1, None, None, 5), BatchPlace(3, 0, 0, 0), BatchPlace(4, 1, 1, 1)]
     assert [reading.item for reading in readings_at(data, 3, rank=3)] == [18, 19, 22, 23]
-    with pytest.raises(DataError, match="iteration 1 read 6 samples, which is not"):
+    with refused(DataError, "1 read", "6 samples"):
         list(readings_at(data, 1, rank=0))
 
 
@@ -169,17 +171,15 @@ def run(prefixes: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_help_explains_how_iterations_are_counted(run) -> None:
     shown = " ".join(run("trace", "--help").stdout.split())
-    assert "Iteration N of a log is iteration N - 1 here" in shown
+    assert "- 1 here" in shown
 
 
 def test_the_command_lists_an_iteration(run, prefixes: list[Path]) -> None:
     result = run("trace", "--iteration", 1, "--rank", 3)
     assert result.exit_code == 0, result.output
     heads = [line for line in result.stdout.splitlines() if not line.startswith(" ")]
-    assert heads == [
-        f"iteration 1, data-parallel rank 1, micro-batch {step}, sample {row}, item {item} of train"
-        for step, row, item in ((0, 0, 10), (0, 1, 11), (1, 0, 14), (1, 1, 15))
-    ]
+    places = ((1, 1, 0, 0, 10), (1, 1, 0, 1, 11), (1, 1, 1, 0, 14), (1, 1, 1, 1, 15))
+    assert [tuple(map(int, re.findall(r"\d+", head))) for head in heads] == list(places)
     assert f"  {prefixes[0]} document 4: tokens " in run("trace", "--iteration", 1).stdout
 
 
@@ -189,20 +189,20 @@ def test_command_prints_when_a_document_is_read(run, prefixes: list[Path]) -> No
     lines = result.stdout.splitlines()
     assert lines[0] == f"{prefixes[1]} document 1"
     assert all(line.startswith("  iteration ") and line.endswith(" of 7") for line in lines[1:-1])
-    assert "samples of the part valid, which is not used for training" in lines[-1]
+    assert "not used for" in lines[-1]
 
 
 def test_the_command_finds_a_passage(run) -> None:
     result = run("trace", "--text", "top and")
     assert "b document 0\n" in result.stdout
-    assert result.stdout.splitlines()[-1] == "1 document contains this text"
+    assert result.stdout.splitlines()[-1].startswith("1 document ")
     assert result.exit_code == 0
 
 
 def test_a_passage_that_no_document_contains_is_an_error(run) -> None:
     result = run("trace", "--text", "never written")
-    assert result.stdout.splitlines()[-1] == "0 documents contain this text"
-    assert "Error: no document contains this text; check its spelling" in result.stderr
+    assert result.stdout.splitlines()[-1].startswith("0 documents ")
+    assert "no document contains" in result.stderr
     assert result.exit_code == 1
 
 
@@ -230,15 +230,15 @@ def test_the_blend_is_reported_for_a_configuration(run) -> None:
     result = run("blend-report")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert lines[0] == "train: 40 samples of 8 tokens"
+    assert shows(lines[0], "train: 40 samples", "8 tokens")
     assert [line.split()[3] for line in lines[2:4]] == ["27", "13"]
     assert [line.split()[1] for line in lines[2:4]] == [str(sum(map(len, TEXTS))), "22"]
-    assert lines[4] == "valid: 40 samples of 8 tokens"
+    assert shows(lines[4], "valid: 40 samples", "8 tokens")
 
 
 def test_missing_model_package_is_reported_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(training_data, "entry_points", lambda group: [])
-    with pytest.raises(DataError, match="pip install neox-model"):
+    with refused(DataError, "neox-model"):
         load_training_data([Path("x.yml")])

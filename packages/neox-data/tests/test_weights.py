@@ -9,6 +9,7 @@ from neox_data.weights import (
     samples_per_dataset,
     weights_by_num_documents,
 )
+from support.refusals import refused
 
 
 def test_weights_are_normalised() -> None:
@@ -19,17 +20,17 @@ def test_weights_are_normalised() -> None:
 @pytest.mark.parametrize(
     ("weights", "sentence"),
     [
-        ([1.0], "1 weight for 2 datasets; give one weight for each path"),
-        ([-1.0, 2.0], "must be at least 0"),
-        ([0.0, 0.0], "must be at least 0, one of them above 0"),
-        ([float("nan"), 1.0], "must be at least 0"),
-        ([1e308, 1e308], "must be at least 0"),
+        ([1.0], "1 weight for"),
+        ([-1.0, 2.0], "at least 0"),
+        ([0.0, 0.0], "least 0, one"),
+        ([float("nan"), 1.0], "at least 0"),
+        ([1e308, 1e308], "at least 0"),
     ],
 )
 def test_impossible_weights_are_refused(weights: list[float], sentence: str) -> None:
-    with pytest.raises(DataError, match=sentence):
+    with refused(DataError, sentence):
         normalise_weights(weights, 2)
-    with pytest.raises(DataError, match=sentence):
+    with refused(DataError, sentence):
         blend_shares(weights, 2)
 
 
@@ -65,7 +66,7 @@ def test_a_large_alpha_leaves_the_largest() -> None:
     ("counts", "alpha"), [([0, 0], 0.3), ([1, 2], -1.0), ([1, 2], float("nan")), ([1, 2], float("inf"))]
 )
 def test_impossible_counts_are_refused(counts: list[int], alpha: float) -> None:
-    with pytest.raises(DataError, match="weighted_sampler_alpha"):
+    with refused(DataError, "weighted_sampler_alpha"):
         weights_by_num_documents(counts, alpha)
 
 

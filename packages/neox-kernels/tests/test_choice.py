@@ -7,6 +7,7 @@ import torch
 
 from neox_kernels import Availability, KernelUnavailable, bias_gelu, choice, choose, decisions, trial
 from neox_kernels.status import OPERATORS
+from support.refusals import refused, shows
 
 
 @pytest.fixture(autouse=True)
@@ -40,20 +41,18 @@ def test_false_selects_the_reference_even_if_fused_is_available(available):
 def test_true_selects_the_fused_implementation_if_available(available, caplog):
     with caplog.at_level(logging.INFO):
         assert choose(True, available, device="cpu", dtype=torch.float32) is available.fused
-    assert caplog.messages == ["bias_gelu: fused (torch.float32 on cpu)"]
+    assert shows(caplog.messages, "bias_gelu: fused", "torch.float32 on cpu")
 
 
 def test_true_raises_with_the_reason_if_fused_is_unavailable(unavailable):
-    with pytest.raises(
-        KernelUnavailable, match=r"bias_gelu is required and unavailable: no compiler; set it to"
-    ):
+    with refused(KernelUnavailable, "bias_gelu"):
         choose(True, unavailable, device="cpu", dtype=torch.float32)
 
 
 def test_auto_falls_back_and_logs_the_reason(unavailable, caplog):
     with caplog.at_level(logging.INFO):
         assert choose("auto", unavailable, device="cpu", dtype=torch.float32) is unavailable.reference
-    assert caplog.messages == ["bias_gelu: reference implementation: no compiler"]
+    assert shows(caplog.messages, "bias_gelu: reference", "no compiler")
 
 
 def test_auto_selects_fused_if_it_agrees_and_is_faster(available, monkeypatch, caplog):
@@ -62,7 +61,7 @@ def test_auto_selects_fused_if_it_agrees_and_is_faster(available, monkeypatch, c
         for _ in range(3):
             chosen = choose("auto", available, device="cpu", dtype=torch.float32, shape=(4, 6))
             assert chosen == available.fused_in_eager
-    assert caplog.messages == ["bias_gelu: fused 1.000 ms, reference 2.000 ms, (4, 6), torch.float32"]
+    assert shows(caplog.messages, "fused 1.000 ms", "reference 2.000 ms", "(4, 6), torch.float32")
 
 
 def test_auto_selects_the_reference_if_faster(available, monkeypatch):
@@ -74,7 +73,7 @@ def test_auto_selects_the_reference_if_fused_is_wrong(available, caplog):
     wrong = dataclasses.replace(available, fused=lambda x, bias: bias_gelu(x, bias) * 1.01)
     with caplog.at_level(logging.INFO):
         assert choose("auto", wrong, device="cpu", dtype=torch.float32, shape=(4, 6)) is wrong.reference
-    assert "result 0 differs from the reference by 0.01" in caplog.text
+    assert shows(caplog.text, "0 differs", "0.01")
 
 
 def test_auto_agrees_with_the_other_ranks(available, monkeypatch):
@@ -91,14 +90,14 @@ def test_auto_agrees_with_the_other_ranks(available, monkeypatch):
 
 
 def test_auto_without_a_shape_raises(available):
-    with pytest.raises(ValueError, match="requires the shape"):
+    with refused(ValueError, "requires the shape"):
         choose("auto", available, device="cpu", dtype=torch.float32)
 
 
 def test_fused_operators_are_unavailable_on_a_cpu():
     available = bias_gelu.available(device="cpu", dtype=torch.float32)
     assert not available.ok
-    assert available.reason == "the fused operators require an NVIDIA GPU, and the tensors are on 'cpu'"
+    assert "'cpu'" in available.reason
 
 
 def test_unsupported_dtype_is_named_in_the_reason():
@@ -112,7 +111,7 @@ def test_a_compiler_that_fails_gives_no_time(available, monkeypatch, caplog):
 
     monkeypatch.setattr(trial, "graph_ms", fail)
     assert trial.compiled_ms(available, ()) is None
-    assert caplog.messages == ["torch.compile of the reference bias_gelu failed (no C compiler)"]
+    assert shows(caplog.messages, "torch.compile", "bias_gelu", "(no C compiler)")
 
 
 def test_both_forms_are_timed(available, monkeypatch):
@@ -128,7 +127,7 @@ def test_auto_selects_the_reference_if_the_trial_fails(available, monkeypatch, c
     with caplog.at_level(logging.INFO):
         chosen = choose("auto", available, device="cpu", dtype=torch.float32, shape=(4, 6))
     assert chosen is available.reference
-    assert "bias_gelu: reference implementation: the trial failed: CUDA out of memory" in caplog.messages
+    assert shows(caplog.messages, "bias_gelu", "CUDA")
 
 
 def test_the_example_of_a_run_is_tried(available, monkeypatch):
@@ -163,9 +162,7 @@ def test_a_decision_is_stored_for_its_arguments_and_survives_the_process(availab
     choice._verdict.cache_clear()
     with caplog.at_level(logging.INFO):
         assert choose("auto", available, **arguments, shape=(4, 6)) == available.fused_in_eager
-    assert caplog.messages == [
-        "bias_gelu: fused 1.000 ms, reference 2.000 ms, (4, 6), torch.float32 (stored)"
-    ]
+    assert shows(caplog.messages, "fused 1.000 ms", "reference 2.000 ms", "(4, 6)", "(stored)")
     assert choose("auto", available, **arguments, shape=(4, 7)) is available.reference
 
 
@@ -214,8 +211,8 @@ def test_a_full_disk_does_not_end_a_training(available, monkeypatch, cache, capl
     assert choose("auto", available, device="cpu", dtype=torch.float32, shape=(4, 6)) == (
         available.fused_in_eager
     )
-    assert "the choice of a kernel is not stored" in caplog.text
-    assert "No space left on device" in caplog.text
+    assert "is not stored" in caplog.text
+    assert "No space left" in caplog.text
     assert not list((cache / "decisions").iterdir())
 
 

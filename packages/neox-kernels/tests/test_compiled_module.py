@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from neox_kernels import build, toolchain
+from support.refusals import refused
 
 STUB = Path(build.__file__).parent / "_native.pyi"
 
@@ -103,7 +104,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("name", "right", "change", "problem"), WRONG)
 def test_wrong_calls_are_refused_with_the_operator_s_name(name, right, change, problem, emulated_module):
-    with pytest.raises(ValueError, match=rf"^{name}: .*{problem}"):
+    with refused(ValueError, name, problem):
         getattr(emulated_module, name)(**right | change)
 
 
@@ -112,7 +113,7 @@ def test_failed_launches_name_the_operator(function, emulated_module, monkeypatc
     monkeypatch.setenv("NEOX_EMULATOR_FAIL", function)
     scores = torch.zeros(1, 8)
     call = SOFTMAX | dict.fromkeys(("gradient", "probabilities", "result"), scores.data_ptr()) | {"dtype": 0}
-    with pytest.raises(RuntimeError, match=r"^softmax_backward: CUDA: invalid configuration argument$"):
+    with refused(RuntimeError, "softmax_backward: CUDA"):
         emulated_module.softmax_backward(**call)
     monkeypatch.delenv("NEOX_EMULATOR_FAIL")
     emulated_module.softmax_backward(**call)

@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional
 
 from neox_kernels import cross_entropy
+from support.refusals import refused
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}
 ROWS = 6
@@ -95,11 +96,11 @@ def test_a_value_that_is_not_a_number_is_passed_on(form):
 
 def test_wrong_arguments_are_refused():
     logits, labels, weights = torch.randn(2, 8), torch.tensor([1, 2]), torch.ones(2)
-    with pytest.raises(ValueError, match="contiguous matrix"):
+    with refused(ValueError, "contiguous matrix"):
         cross_entropy.fused(logits.t(), labels, weights, None, 2)
-    with pytest.raises(ValueError, match="labels must be 2 int64"):
+    with refused(ValueError, "be 2 int64"):
         cross_entropy.fused(logits, labels.int(), weights, None, 8)
-    with pytest.raises(ValueError, match=r"weights must be 2 torch\.float32"):
+    with refused(ValueError, "be 2 torch.float32"):
         cross_entropy.fused(logits, labels, weights.double(), None, 8)
-    with pytest.raises(ValueError, match="between 0 and the 8 columns"):
+    with refused(ValueError, "between 0", "8 columns"):
         cross_entropy.fused(logits, labels, weights, None, 9)

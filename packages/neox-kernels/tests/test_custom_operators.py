@@ -28,6 +28,7 @@ from neox_kernels import (
     trial,
 )
 from neox_kernels.operators import gated as gated_module
+from support.refusals import refused
 from support.tiers import slow_except
 
 # rotary_ is the same in place, and apex's layer norm has no form for the CPU.
@@ -182,7 +183,7 @@ def test_cuda_code_reads_masks_of_every_shape(mask_shape, dtype, emulated):
 
 
 def test_non_boolean_masks_are_refused():
-    with pytest.raises(TypeError, match="it must be boolean"):
+    with refused(TypeError, "must be boolean"):
         scaled_masked_softmax.fused(torch.zeros(2, 2), torch.zeros(2, 2), 1.0)
 
 
@@ -212,12 +213,12 @@ def test_cuda_code_is_independent_of_thread_order(emulated, monkeypatch):
 
 
 def test_tensors_on_two_devices_are_refused():
-    with pytest.raises(ValueError, match="are on cpu and meta; move them to one device"):
+    with refused(ValueError, "cpu and meta"):
         native.compiled_for(torch.zeros(2), None, torch.zeros(2, device="meta"))
 
 
 def test_unsupported_dtypes_are_refused(emulated):
-    with pytest.raises(KernelUnavailable, match=r"float16, bfloat16 and float32, not torch\.float64"):
+    with refused(KernelUnavailable, "float16, bfloat16", "float32", "torch.float64"):
         bias_gelu.fused(torch.zeros(2, 4, dtype=torch.float64), torch.zeros(4))
-    with pytest.raises(KernelUnavailable, match=r"float32, not torch\.float64"):
+    with refused(KernelUnavailable, "float32", "torch.float64"):
         bias_gelu.fused(torch.zeros(2, 4), torch.zeros(4, dtype=torch.float64))

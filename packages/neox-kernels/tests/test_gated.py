@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from neox_kernels import bias_geglu, bias_swiglu
+from support.refusals import refused
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1.5e-2, torch.float16: 2e-3}
 
@@ -60,9 +61,9 @@ def test_gated_activation_gradients(operator, more, function, form):
 
 
 def test_unequal_shapes_are_refused():
-    with pytest.raises(ValueError, match=r"up has shape \(2, 4\) and gate \(2, 3\)"):
+    with refused(ValueError, "(2, 4)", "(2, 3)"):
         bias_swiglu.fused(torch.zeros(2, 4), torch.zeros(2, 3))
-    with pytest.raises(ValueError, match=r"up_bias has shape \(3,\)"):
+    with refused(ValueError, "up_bias", "(3,)"):
         bias_swiglu.fused(torch.zeros(2, 4), torch.zeros(2, 4), torch.zeros(3))
 
 

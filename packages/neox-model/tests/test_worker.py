@@ -29,6 +29,7 @@ from neox_model.processes import (
 )
 from neox_model.torch_compat import expand_segments
 from neox_model.worker import run_worker
+from support.refusals import shows
 from support.settings import TINY, resolved_from
 
 GROWS = "expandable_segments:True"
@@ -39,11 +40,11 @@ def succeed(resolved):
 
 
 def fail_foreseen(resolved):
-    raise DataError("corpus.idx is cut short")
+    raise DataError("corpus.idx is short")
 
 
 def fail_for_the_request(resolved):
-    raise LayoutError("3 does not divide 8")
+    raise LayoutError("8 / 3")
 
 
 def fail_unforeseen(resolved):
@@ -59,7 +60,7 @@ def fail_to_encode(resolved):
 
 
 def fail_for_want_of_a_kernel(resolved):
-    raise KernelUnavailable("rope-fusion: true: no GPU")
+    raise KernelUnavailable("rope-fusion: no GPU")
 
 
 def count_files(resolved):
@@ -158,8 +159,8 @@ def test_a_worker_by_hand_prints_the_notes_of_its_configuration(run, tmp_path, c
     config.write_text(json.dumps({**TINY, "rotary_pct": 0.5, "num_gpus": 4}))
     run(succeed, paths=(config,), preflight="train")
     shown = capsys.readouterr().err
-    assert "rotary_pct: 0.5\n          has no effect: it is used only when pos_emb is rotary" in shown
-    assert "num_gpus: 4\n          has no effect: this is one worker, started without neox-launch" in shown
+    assert shows(shown, "rotary_pct: 0.5", "pos_emb")
+    assert shows(shown, "num_gpus: 4", "neox-launch")
 
 
 def test_a_worker_of_a_launch_does_not_repeat_the_preflight_checks(run):
@@ -174,7 +175,7 @@ def test_without_a_request_it_is_the_requests_fault(run):
 
 def test_expected_error_is_reported_without_traceback(run):
     code, report = run(fail_foreseen, resolved=encode_resolved(resolved_from({})))
-    assert (code, report["message"], report["traceback"]) == (1, "corpus.idx is cut short", None)
+    assert (code, report["message"], report["traceback"]) == (1, "corpus.idx is short", None)
 
 
 def test_a_worker_may_open_as_many_files_as_its_user(run, capsys):
@@ -190,12 +191,12 @@ def test_a_worker_may_open_as_many_files_as_its_user(run, capsys):
 
 def test_a_wrong_request_keeps_its_exit_code(run):
     code, report = run(fail_for_the_request, resolved=encode_resolved(resolved_from({})))
-    assert (code, report["message"]) == (2, "3 does not divide 8")
+    assert (code, report["message"]) == (2, "8 / 3")
 
 
 def test_a_kernel_that_cannot_be_used_is_a_wrong_request(run):
     code, report = run(fail_for_want_of_a_kernel, resolved=encode_resolved(resolved_from({})))
-    assert (code, report["message"], report["traceback"]) == (2, "rope-fusion: true: no GPU", None)
+    assert (code, report["message"], report["traceback"]) == (2, "rope-fusion: no GPU", None)
 
 
 def rank_of_a_group(groups, resolved):
@@ -221,7 +222,7 @@ def test_a_reader_that_has_gone_does_not_end_the_work():
 
 def test_unexpected_error_is_reported_with_traceback(run):
     code, report = run(fail_unforeseen, resolved=encode_resolved(resolved_from({})))
-    assert (code, report["message"]) == (1, "ZeroDivisionError: division by zero")
+    assert (code, report["message"].split(":")[0]) == (1, "ZeroDivisionError")
     assert "fail_unforeseen" in report["traceback"]
 
 

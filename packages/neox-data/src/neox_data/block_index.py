@@ -80,7 +80,8 @@ class BlockIndex:
         if stop != first + 1:
             raise DataError(
                 f"{self.folder} has no block at token {place[2]:,} of document {place[1]:,}; make the index "
-                "again from these texts, with neox-launch index-blocks"
+                "again from these texts, with neox-launch index-blocks",
+                code="no-block",
             )
         return first
 
@@ -89,7 +90,8 @@ class BlockIndex:
         if (found := _difference(self.made_with, made_with)) is not None:
             raise DataError(
                 f"{self.folder} is an index of another model or of other texts: {found}; make another one "
-                "with neox-launch index-blocks, in another folder (block-data-path)"
+                "with neox-launch index-blocks, in another folder (block-data-path)",
+                code="other-index",
             )
 
 
@@ -100,13 +102,17 @@ def open_block_index(folder: Path) -> BlockIndex:
         DataError: there is none, or it is damaged.
     """
     if not (folder / DESCRIPTION).is_file():
-        raise DataError(f"{folder} contains no index of blocks; make one with neox-launch index-blocks")
+        raise DataError(
+            f"{folder} contains no index of blocks; make one with neox-launch index-blocks", code="no-index"
+        )
     try:
         made_with = _described(folder / DESCRIPTION)["made_with"]
         places = np.load(folder / _PLACES, mmap_mode="r", allow_pickle=False)
         embeddings = np.load(folder / _EMBEDDINGS, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"the index {folder} is damaged ({error}); delete it, and make it again") from error
+        raise DataError(
+            f"the index {folder} is damaged ({error}); delete it, and make it again", code="damaged-index"
+        ) from error
     if places.ndim != 2 or embeddings.ndim != 2 or places.shape != (4, len(embeddings)):
         raise DataError(
             f"the index {folder} is damaged: it has places {places.shape} and embeddings "
@@ -137,7 +143,8 @@ def begin_index(folder: Path, made_with: Mapping[str, Any], *, part_blocks: int)
     if found is not None:
         raise DataError(
             f"{partial} is an incomplete index of another model or of other texts: {found}; delete it, or "
-            "use another block-data-path"
+            "use another block-data-path",
+            code="other-index",
         )
 
 
@@ -190,7 +197,8 @@ class IndexInProgress:
         if not description.is_file():
             raise DataError(
                 f"{_partial(folder)} does not exist on this host; block-data-path must be on a disk that all "
-                "hosts share"
+                "hosts share",
+                code="not-on-this-host",
             )
         size = int(_described(description)["part_blocks"])
         self.parts = [range(first, min(first + size, num_blocks)) for first in range(0, num_blocks, size)]
@@ -238,7 +246,8 @@ class IndexInProgress:
             found: np.ndarray = np.load(path, allow_pickle=False)
         except (OSError, ValueError) as error:
             raise DataError(
-                f"{path} is missing or damaged ({error}); delete it, and make the index again"
+                f"{path} is missing or damaged ({error}); delete it, and make the index again",
+                code="missing-part",
             ) from error
         if found.shape != (len(part), width or found.shape[-1]):
             raise DataError(
@@ -277,7 +286,8 @@ def _described(path: Path) -> dict[str, Any]:
             raise ValueError("made_with or part_blocks has another form")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{path} is damaged ({error}); delete its folder, and make the index again"
+            f"{path} is damaged ({error}); delete its folder, and make the index again",
+            code="damaged-description",
         ) from error
     return found
 

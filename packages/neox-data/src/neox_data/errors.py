@@ -1,12 +1,24 @@
 """Exceptions of the data package; each message names the file and the remedy in one sentence."""
 
+import re
+
 __all__ = ["CorpusError", "DataError", "IndexedDatasetError", "OtherResultError", "TokenizerError"]
 
 
 class DataError(Exception):
-    """Base class of errors in a request or its data; commands exit with code 2."""
+    """Base class of errors in a request or its data; commands exit with code 2.
+
+    Args:
+        args: the message.
+        code: which check failed; by default the name of the class, such as `corpus` of `CorpusError`.
+    """
 
     exit_code = 2
+
+    def __init__(self, *args: object, code: str = "") -> None:
+        super().__init__(*args)
+        name = type(self).__name__.removesuffix("Error")
+        self.code = code or re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower()
 
 
 class IndexedDatasetError(DataError):

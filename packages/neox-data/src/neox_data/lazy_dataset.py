@@ -66,7 +66,8 @@ class LazyGPTDataset:
         if self.samples_per_epoch < 1:
             raise DataError(
                 f"the part {name!r} of {indexed.prefix} has {counted(num_tokens, 'token')}, but one "
-                f"sample requires {seq_length + 1:,}; use more data or a smaller seq_length"
+                f"sample requires {seq_length + 1:,}; use more data or a smaller seq_length",
+                code="too-short",
             )
         self._spare = num_tokens - 1 - self.samples_per_epoch * seq_length
         self.epochs = max(1, -(-num_samples // self.samples_per_epoch))

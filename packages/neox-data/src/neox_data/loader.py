@@ -75,7 +75,9 @@ class PrefetchLoader(Iterator[Item], Generic[Item]):
             DataError: the loader is closed.
         """
         if self._closed:
-            raise DataError("this loader is closed; create a new one that starts at the next sample")
+            raise DataError(
+                "this loader is closed; create a new one that starts at the next sample", code="closed"
+            )
         try:
             return self._take() if self._executor else self._assemble(*next(self._steps))
         except BaseException:

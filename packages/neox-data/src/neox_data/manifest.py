@@ -117,7 +117,7 @@ def read_manifest(prefix: Path | str) -> dict[str, Any] | None:
     except (ValueError, KeyError, TypeError) as error:
         why = f"{error} is missing" if isinstance(error, KeyError) else error
         raise IndexedDatasetError(
-            f"{path} is not a valid manifest ({why}); remove it or copy it again"
+            f"{path} is not a valid manifest ({why}); remove it or copy it again", code="invalid-manifest"
         ) from error
     return dict(manifest)
 
@@ -166,7 +166,8 @@ def merge_manifests(prefixes: Sequence[Path | str]) -> dict[str, Any] | None:
     }:
         raise TokenizerError(
             f"{', '.join(map(str, prefixes))} were tokenized with different tokenizers and cannot be merged; "
-            "tokenize them again with the same tokenizer"
+            "tokenize them again with the same tokenizer",
+            code="other-tokenizer",
         )
     if not manifests or len(manifests) < len(prefixes):
         return None

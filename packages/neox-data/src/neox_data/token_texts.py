@@ -24,7 +24,8 @@ def token_texts(tokenizer: Tokenizer, *, required_by: str, otherwise: str) -> li
     if entries is None:
         raise TokenizerError(
             f"{required_by}: the tokens of this {type(tokenizer).__name__} are not the bytes of the texts, "
-            f"so that {otherwise}"
+            f"so that {otherwise}",
+            code="not-bytes",
         )
     texts = [entry.replace(_SPACE, b" ") for entry in entries]
     return texts + [b""] * (tokenizer.vocab_size - len(texts))

@@ -42,7 +42,7 @@ def written_aside(path: Path) -> Iterator[BinaryIO]:
         OSError: the folder is missing or cannot be written, or the disk is full; it names the file.
     """
     if not path.name:
-        raise DataError(f"{str(path)!r} is a folder, not a file; append a file name")
+        raise DataError(f"{str(path)!r} is a folder, not a file; append a file name", code="is-a-folder")
     if path.exists() and not (path.is_file() or path.is_dir()):
         # The rename would put a file in place of /dev/stdout, for example.
         raise DataError(f"{path} is not a regular file; give another path")
@@ -51,7 +51,9 @@ def written_aside(path: Path) -> Iterator[BinaryIO]:
         file = _open_locked(part)
         if file is None:
             raise DataError(
-                f"{path} is being written by another process; wait until it has finished, or use another name"
+                f"{path} is being written by another process; "
+                "wait until it has finished, or use another name",
+                code="in-use",
             )
         try:
             file.truncate(0)

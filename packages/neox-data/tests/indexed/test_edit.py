@@ -12,6 +12,7 @@ from neox_data.indexed.edit import convert_indexed, merge_indexed, split_indexed
 from neox_data.indexed.index import read_index
 from neox_data.indexed.layout import LIST_INDEX
 from neox_data.indexed.verify import verify_indexed
+from support.refusals import refused
 
 
 def rows(dataset) -> list[list[int]]:
@@ -58,7 +59,7 @@ def test_a_file_system_that_cannot_copy_by_reference_gives_the_same(
 
 def test_a_merged_file_that_ends_early_leaves_nothing(write_dataset, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(os, "copy_file_range", lambda *_, **__: 0)
-    with pytest.raises(EOFError, match="ends 4 bytes early"):
+    with refused(EOFError, "4 bytes early"):
         merge_indexed([write_dataset([[1, 2]])], tmp_path / "out" / "merged")
     assert list((tmp_path / "out").iterdir()) == []
 
@@ -66,15 +67,15 @@ def test_a_merged_file_that_ends_early_leaves_nothing(write_dataset, tmp_path: P
 @pytest.mark.parametrize(
     ("second", "output", "sentence"),
     [
-        ({"dtype": "int32"}, "merged", "datasets of different token types cannot be merged"),
-        ({}, "b", "b is both input and output; choose another output"),
+        ({"dtype": "int32"}, "merged", "datasets of different"),
+        ({}, "b", "choose another output"),
     ],
 )
 def test_datasets_that_cannot_be_merged_are_refused(
     write_dataset, tmp_path, second, output, sentence
 ) -> None:
     prefixes = [write_dataset([[1]], name="a"), write_dataset([[2]], name="b", **second)]
-    with pytest.raises(IndexedDatasetError, match=sentence):
+    with refused(IndexedDatasetError, sentence):
         merge_indexed(prefixes, tmp_path / output)
 
 
@@ -83,7 +84,7 @@ def test_documents_of_several_sequences_are_refused(write_dataset, tmp_path: Pat
     data = bytearray(Path(f"{prefix}.idx").read_bytes())
     data[-24:-16] = (2).to_bytes(8, "little")
     Path(f"{prefix}.idx").write_bytes(data)
-    with pytest.raises(IndexedDatasetError, match="documents with several sequences, which would be lost"):
+    with refused(IndexedDatasetError, code="several-sequences"):
         merge_indexed([prefix], tmp_path / "merged")
 
 
@@ -93,7 +94,7 @@ def test_sequences_with_gaps_are_refused(write_dataset, tmp_path: Path) -> None:
     place = 34 + 3 * 4 + 2 * 8
     data[place : place + 8] = (0).to_bytes(8, "little")
     Path(f"{prefix}.idx").write_bytes(data)
-    with pytest.raises(IndexedDatasetError, match="are not contiguous"):
+    with refused(IndexedDatasetError, code="not-contiguous"):
         merge_indexed([prefix], tmp_path / "merged")
 
 
@@ -123,7 +124,7 @@ def test_copied_tokens_are_compared_with_their_hash(write_dataset, tmp_path: Pat
         lambda: merge_indexed([prefix, prefix], tmp_path / "out" / "merged", hashes=[good, bad]),
         lambda: split_indexed(prefix, "2,1", tmp_path / "out" / "part", sha256=bad),
     ):
-        with pytest.raises(IndexedDatasetError, match=r"corpus\.bin does not match the hash in its manifest"):
+        with refused(IndexedDatasetError, "corpus.bin", code="other-hash"):
             copy()
     assert list((tmp_path / "out").iterdir()) == []
 
@@ -134,5 +135,5 @@ def test_an_older_layout_becomes_todays(tmp_path: Path) -> None:
     new = convert_indexed(prefix, tmp_path / "new")
     assert rows(new) == rows(open_indexed(prefix)) == documents
     assert (read_index(tmp_path / "new").layout, new.dtype) == ("mmap", np.int32)
-    with pytest.raises(IndexedDatasetError, match="already has the mmap layout"):
+    with refused(IndexedDatasetError, code="already-mmap"):
         convert_indexed(tmp_path / "new", tmp_path / "newer")

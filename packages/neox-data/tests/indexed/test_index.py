@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from neox_data.errors import IndexedDatasetError
 from neox_data.indexed import open_indexed
+from support.refusals import refused
 
 Change = Callable[[bytearray], None]
 
@@ -40,44 +41,31 @@ def prefix(write_dataset) -> Path:
 
 
 FAULTS = {
-    "empty": (cut(0), "corpus.idx is empty, so it is not an index file; pass the prefix"),
-    "other file": (put(0, "8s", b"\x93NUMPY\1\0"), r"starts with b'\\x93NUMPY.*so it is not an index file"),
-    "in the header": (cut(20), "ends after 20 bytes, in the middle of its header of 34; copy the file again"),
-    "version": (
-        put(VERSION, "<Q", 2),
-        "has version 2, but only version 1 is supported; create the data again",
-    ),
-    "dtype": (put(CODE, "B", 9), r"has the unknown dtype code 9; supported codes are 1 \(uint8\)"),
-    "disputed dtype": (put(CODE, "B", 6), "dtype code 6, which some programs write for float32"),
-    "truncated": (cut(101), "is truncated: it has 101 bytes, but 3 sequences require 102; copy"),
-    "absurd count": (
-        put(COUNT, "<Q", 2**63),
-        "is truncated: it has 102 bytes, but 9,223,372,036,854,775,808",
-    ),
-    "absurd documents": (put(STARTS, "<Q", 2**64 - 1), "is truncated: it has 102 bytes, but 3 sequences"),
-    "too few": (
-        put(COUNT, "<Q", 2),
-        "is longer than its header says: it has 102 bytes, but 2 sequences require 90",
-    ),
-    "negative": (put(SIZES + 4, "<i", -1), "has an invalid length of -1 tokens for sequence 1"),
-    "wrong length": (
-        put(SIZES, "<i", 3),
-        r"corpus.bin has 12 bytes, but corpus.idx describes 7 tokens of 2 bytes = 14; one file is truncated",
-    ),
-    "documents": (put(DOCUMENTS + 24, "<q", 9), "has a document index from 0 to 9 instead of 0 to 3"),
-}
+    "empty": (cut(0), ["is empty"]),
+    "other file": (put(0, "8s", b"\x93NUMPY\1\0"), [r"b'\x93NUMPY"]),
+    "in the header": (cut(20), ["20 bytes", "34"]),
+    "version": (put(VERSION, "<Q", 2), ["version 2", "version 1"]),
+    "dtype": (put(CODE, "B", 9), ["code 9", "1 (uint8)"]),
+    "disputed dtype": (put(CODE, "B", 6), ["code 6", "float32"]),
+    "truncated": (cut(101), ["101 bytes", "3 sequences", "102"]),
+    "absurd count": (put(COUNT, "<Q", 2**63), ["102 bytes", "9,223,372,036,854,775,808"]),
+    "absurd documents": (put(STARTS, "<Q", 2**64 - 1), ["102 bytes", "3 sequences"]),
+    "too few": (put(COUNT, "<Q", 2), ["102 bytes", "2 sequences", "90"]),
+    "negative": (put(SIZES + 4, "<i", -1), ["-1 tokens", "sequence 1"]),
+    "wrong length": (put(SIZES, "<i", 3), ["corpus.bin", "12 bytes", "corpus.idx", "7 tokens", "14"]),
+    "documents": (put(DOCUMENTS + 24, "<q", 9), ["0 to 9", "0 to 3"]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_fault_has_its_sentence(prefix: Path, fault: str) -> None:
-    change, sentence = FAULTS[fault]
+def test_each_fault_is_named_with_its_values(prefix: Path, fault: str) -> None:
+    change, values = FAULTS[fault]
     path = Path(f"{prefix}.idx")
     data = bytearray(path.read_bytes())
     change(data)
     path.write_bytes(data)
-    with pytest.raises(IndexedDatasetError, match=sentence) as caught:
+    with refused(IndexedDatasetError, path.parent, *values) as caught:
         open_indexed(prefix)
-    assert str(path.parent) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -89,7 +77,7 @@ def test_an_offset_outside_of_the_bin_is_found_when_it_is_read(prefix: Path, off
     path.write_bytes(data)
     dataset = open_indexed(prefix)
     assert dataset[0].tolist() == [1, 2]
-    with pytest.raises(IndexedDatasetError, match=f"puts sequence 2 at byte {offset:,}, outside its .bin"):
+    with refused(IndexedDatasetError, "sequence 2", f"byte {offset:,}"):
         dataset[2]
 
 
@@ -108,21 +96,19 @@ def test_the_state_of_the_files_changes_with_either(prefix: Path, monkeypatch, s
 
 def test_a_truncated_bin_is_found(prefix: Path) -> None:
     Path(f"{prefix}.bin").write_bytes(b"\1\0\2\0")
-    with pytest.raises(
-        IndexedDatasetError, match=r"corpus.bin has 4 bytes, but corpus.idx describes 6 tokens"
-    ):
+    with refused(IndexedDatasetError, "corpus.bin", "4 bytes", "corpus.idx"):
         open_indexed(prefix)
 
 
 @pytest.mark.parametrize("missing", [".bin", ".idx"])
 def test_a_missing_file_is_named(prefix: Path, missing: str) -> None:
     Path(f"{prefix}{missing}").unlink()
-    with pytest.raises(IndexedDatasetError, match=f"corpus{missing} does not exist; correct the prefix"):
+    with refused(IndexedDatasetError, f"corpus{missing}", code="missing-file"):
         open_indexed(prefix)
 
 
 def test_a_prefix_with_an_ending_is_not_said_to_have_none(prefix: Path) -> None:
-    with pytest.raises(IndexedDatasetError, match=r"correct the prefix '.*\.bin', a path without \.bin or"):
+    with refused(IndexedDatasetError, ".bin'", code="missing-file"):
         open_indexed(f"{prefix}.bin")
 
 
@@ -205,9 +191,9 @@ def test_the_older_layout_is_read(tmp_path: Path, implementation: str) -> None:
 @pytest.mark.parametrize(
     ("header", "sentence"),
     [
-        ({"bytes": 8}, "has 8 bytes per token of type int32"),
-        ({"sizes": 2}, "has 2 sizes for 3 sequences, so its items are not rows"),
-        ({"items": 1, "sizes": 1}, "is longer than its header says"),
+        ({"bytes": 8}, "8 bytes per"),
+        ({"sizes": 2}, "2 sizes for"),
+        ({"items": 1, "sizes": 1}, "longer than its"),
         ({"starts": 2**40}, "is truncated"),
     ],
 )
@@ -215,5 +201,5 @@ def test_a_damaged_older_layout_has_its_sentence(
     tmp_path: Path, header: dict[str, int], sentence: str
 ) -> None:
     write_list_index(tmp_path / "old", [[1, 2], [], [3]], **header)
-    with pytest.raises(IndexedDatasetError, match=sentence):
+    with refused(IndexedDatasetError, sentence):
         open_indexed(tmp_path / "old")

@@ -5,6 +5,7 @@ import pytest
 
 from neox_data.indexed.layout import DTYPES, LIST_INDEX, MMAP_INDEX, dtype_code, token_dtype
 from neox_data.samples.index_cache import IndexFiles
+from support.refusals import refused
 
 FORMATS = Path(__file__).parents[4] / "docs" / "formats.md"
 
@@ -25,7 +26,7 @@ def test_dtype_codes_match_the_format() -> None:
 
 
 def test_a_type_without_code_is_refused() -> None:
-    with pytest.raises(ValueError, match="float32 has no code"):
+    with refused(ValueError, "float32 has no"):
         dtype_code(np.dtype("float32"))
 
 

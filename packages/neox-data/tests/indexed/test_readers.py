@@ -7,6 +7,7 @@ import pytest
 
 from neox_data.errors import IndexedDatasetError
 from neox_data.indexed import IMPLEMENTATIONS, open_indexed
+from support.refusals import refused
 
 
 @pytest.mark.parametrize("implementation", ["infer", *IMPLEMENTATIONS])
@@ -26,7 +27,7 @@ def test_every_reader_gives_the_same(write_dataset, implementation: str) -> None
 @pytest.mark.parametrize("place", [(-1, 0, None), (2, 0, None), (0, -1, 1), (0, 0, 4), (0, 3, 1), (0, 0, -1)])
 def test_positions_out_of_range_are_refused(write_dataset, implementation: str, place) -> None:
     dataset = open_indexed(write_dataset([[1, 2, 3], [4]]), implementation)
-    with pytest.raises(IndexError, match="corpus, which has"):
+    with refused(IndexError, "corpus, which has"):
         dataset.get(*place)
 
 
@@ -37,7 +38,7 @@ def test_a_file_that_may_not_be_read_is_named(write_dataset, monkeypatch: pytest
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(IndexedDatasetError, match=r"cannot read .*corpus.idx \(Permission denied\); check"):
+    with refused(IndexedDatasetError, "corpus.idx", code="not-readable"):
         open_indexed(prefix)
 
 
@@ -46,13 +47,13 @@ def test_warming_up_reads_the_whole_file(write_dataset) -> None:
 
 
 def test_an_unknown_implementation_is_refused(write_dataset) -> None:
-    with pytest.raises(IndexedDatasetError, match="unknown data_impl 'nmap'; use infer, mmap, lazy, cached"):
+    with refused(IndexedDatasetError, "data_impl 'nmap'"):
         open_indexed(write_dataset([[1]]), "nmap")
 
 
 def test_tokens_cannot_be_changed_by_accident(write_dataset) -> None:
     row = open_indexed(write_dataset([[1]]))[0]
-    with pytest.raises(ValueError, match="read-only"):
+    with refused(ValueError, "read-only"):
         row[0] = 2
 
 
@@ -60,7 +61,7 @@ def test_a_lazy_dataset_notices_a_file_that_shrinks(write_dataset) -> None:
     prefix = write_dataset([[1, 2, 3]])
     dataset = open_indexed(prefix, "lazy")
     Path(f"{prefix}.bin").write_bytes(b"\1\0")
-    with pytest.raises(IndexedDatasetError, match="was truncated"):
+    with refused(IndexedDatasetError, "was truncated", code="truncated"):
         dataset[0]
 
 
@@ -75,7 +76,7 @@ def test_truncation_of_an_open_file_is_reported(write_dataset, implementation: s
         lambda: dataset.get_tokens(9000, 9),
     )
     for read in reads:
-        with pytest.raises(IndexedDatasetError, match=r"corpus\.bin was truncated while it was read"):
+        with refused(IndexedDatasetError, "corpus.bin", code="truncated"):
             read()
 
 
@@ -97,7 +98,7 @@ def test_tokens_across_sequences_are_one_array(write_dataset, implementation: st
     assert dataset.get_across([3], 1, 2).tolist() == [7, 8]
     assert dataset.get_across([3, 0], 2, 1).dtype == np.int64
     for end in (2, -1):
-        with pytest.raises(IndexError, match=rf"tokens 0 to {end} of sequence 2 of .*, which has 2"):
+        with refused(IndexError, "tokens 0", end, "sequence 2", "2"):
             dataset.get_across([2], 0, end)
     with pytest.raises(IndexError):
         dataset.get_across([0, -1], 0, 1)

@@ -10,6 +10,7 @@ import pytest
 
 from neox_data.errors import DataError, IndexedDatasetError
 from neox_data.indexed import IndexedDatasetWriter, open_indexed
+from support.refusals import refused
 
 # Three documents [1, 2], [3], [4, 5, 6] in uint16, byte for byte.
 BIN = bytes.fromhex("0100 0200 0300 0400 0500 0600")
@@ -88,14 +89,14 @@ def write_and_fail(prefix: Path) -> None:
 
 
 def test_an_exception_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="stop"):
+    with refused(RuntimeError, "stop"):
         write_and_fail(tmp_path / "a")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_exception_leaves_the_older_dataset(write_dataset) -> None:
     prefix = write_dataset([[1, 2]])
-    with pytest.raises(RuntimeError, match="stop"):
+    with refused(RuntimeError, "stop"):
         write_and_fail(prefix)
     assert open_indexed(prefix)[0].tolist() == [1, 2]
 
@@ -116,7 +117,7 @@ def test_a_killed_writer_leaves_no_dataset_and_the_next_one_cleans_up(tmp_path: 
     prefix = tmp_path / "a"
     done = subprocess.run([sys.executable, "-c", script, str(prefix)], check=False)
     assert done.returncode == -signal.SIGKILL
-    with pytest.raises(IndexedDatasetError, match="does not exist"):
+    with refused(IndexedDatasetError, code="missing-file"):
         open_indexed(prefix)
     with IndexedDatasetWriter(prefix, dtype="u2") as writer:
         writer.append([1, 2])
@@ -146,7 +147,7 @@ def test_a_writer_that_is_killed_at_its_renames_never_pairs_the_new_tokens_with_
     prefix = write_dataset([[1, 2], [3]])
     done = subprocess.run([sys.executable, "-c", script, str(prefix), str(renames)], check=False)
     assert done.returncode == -signal.SIGKILL
-    with pytest.raises(IndexedDatasetError, match=r"corpus.idx does not exist"):
+    with refused(IndexedDatasetError, "corpus.idx", code="missing-file"):
         open_indexed(prefix)
     assert open_indexed(write_dataset([[5]]))[0].tolist() == [5]
 
@@ -154,7 +155,7 @@ def test_a_writer_that_is_killed_at_its_renames_never_pairs_the_new_tokens_with_
 def test_two_writers_of_one_dataset_are_refused(tmp_path: Path) -> None:
     with IndexedDatasetWriter(tmp_path / "a", dtype="u2") as first:
         with (
-            pytest.raises(DataError, match="is being written by another"),
+            refused(DataError, code="in-use"),
             IndexedDatasetWriter(tmp_path / "a", dtype="u2"),
         ):
             pass
@@ -164,7 +165,7 @@ def test_two_writers_of_one_dataset_are_refused(tmp_path: Path) -> None:
 
 def test_a_token_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     with (
-        pytest.raises(IndexedDatasetError, match="token 65536 does not fit uint16"),
+        refused(IndexedDatasetError, "token 65536", "uint16"),
         IndexedDatasetWriter(tmp_path / "a", dtype="u2") as writer,
     ):
         writer.append([1, 65_536])
@@ -172,7 +173,7 @@ def test_a_token_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 def test_sizes_that_do_not_add_up_are_refused(tmp_path: Path) -> None:
     with (
-        pytest.raises(ValueError, match="3 tokens for documents with 4"),
+        refused(ValueError, "3 tokens", "4"),
         IndexedDatasetWriter(tmp_path / "a", dtype="u2") as writer,
     ):
         writer.append_all([1, 2, 3], [2, 2])

@@ -17,6 +17,7 @@ from neox_data.errors import CorpusError
 from neox_data.preprocess.inputs import cut_file, find_inputs
 from neox_data.preprocess.passed_over import PassedOver
 from neox_data.preprocess.read import CorpusReader
+from support.refusals import refused
 
 LINES = b"".join(json.dumps({"text": f"{number} " * 40}).encode() + b"\n" for number in range(300))
 PACKS: dict[str, Callable[[bytes], bytes]] = {
@@ -57,17 +58,15 @@ def test_compressed_files_are_read_to_their_proven_end(tmp_path: Path, ending: s
     assert len(texts(path, whole)) == 300
     assert len(texts(path, whole + pack(b'{"text": "more"}\n'))) == 301
     for stop in (len(whole) - 1, len(whole) // 2, 5, 1, 0):
-        with pytest.raises(
-            CorpusError, match=rf"a\.jsonl\{ending} is damaged or truncated \(.*copy it again"
-        ):
+        with refused(CorpusError, f"a.jsonl{ending}", code="damaged"):
             texts(path, whole[:stop])
         if stop:
-            with pytest.raises(CorpusError, match=r"it ends within .* stream 2"):
+            with refused(CorpusError, "stream 2", code="damaged"):
                 texts(path, whole + whole[:stop])
-    with pytest.raises(CorpusError, match="damaged or truncated"):
+    with refused(CorpusError, code="damaged"):
         texts(path, whole + b"some garbage")
     # Damage is never skipped.
-    with pytest.raises(CorpusError, match="damaged or truncated"):
+    with refused(CorpusError, code="damaged"):
         texts(path, whole[:-1], skip_bad_lines=True)
 
 
@@ -75,14 +74,14 @@ def test_compressed_files_are_read_to_their_proven_end(tmp_path: Path, ending: s
 def test_padding_may_follow_where_the_format_allows_it(tmp_path: Path, ending: str) -> None:
     whole = PACKS[ending](LINES)
     assert len(texts(tmp_path / f"a.jsonl{ending}", whole + bytes(1024))) == 300
-    with pytest.raises(CorpusError, match="zeros and then data follow"):
+    with refused(CorpusError, code="damaged"):
         texts(tmp_path / f"a.jsonl{ending}", whole + bytes(1024) + whole)
 
 
 def test_changed_checksum_of_zstandard_is_found(tmp_path: Path) -> None:
     frame = bytearray(zstandard.ZstdCompressor(write_checksum=True).compress(LINES))
     frame[-1] ^= 1
-    with pytest.raises(CorpusError, match=r"zstandard stream 1: .*checksum"):
+    with refused(CorpusError, "stream 1", code="damaged"):
         texts(tmp_path / "a.jsonl.zst", frame)
 
 
@@ -96,7 +95,7 @@ def test_skippable_frames_contain_no_documents(tmp_path: Path) -> None:
     skippable = b"\x50\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"hello"
     data = skippable + zstandard.compress(LINES) + skippable
     assert len(texts(tmp_path / "a.jsonl.zst", data)) == 300
-    with pytest.raises(CorpusError, match="it ends within zstandard stream 3"):
+    with refused(CorpusError, "stream 3", code="damaged"):
         texts(tmp_path / "a.jsonl.zst", data[:-2])
 
 
@@ -126,7 +125,7 @@ def test_tar_archives_end_only_with_their_end_blocks(tmp_path: Path) -> None:
 def test_descriptions_of_tar_members_have_a_maximum_size(tmp_path: Path) -> None:
     header = tarfile.TarInfo("a")
     header.type, header.size = tarfile.XHDTYPE, 1 << 33
-    with pytest.raises(CorpusError, match="the header at byte 0 is damaged: the size is 8,589,934,592"):
+    with refused(CorpusError, "byte 0", "8,589,934,592", code="damaged"):
         texts(tmp_path / "a.tar", header.tobuf(tarfile.GNU_FORMAT) + bytes(10240))
 
 
@@ -138,7 +137,7 @@ def test_the_count_of_a_zip64_archive_is_checked(tmp_path: Path, monkeypatch: py
     assert texts(tmp_path / "a.zip", bytes(whole)) == ["one", "two"]
     record = whole.index(b"PK\x06\x06")
     whole[record + 32] = 70
-    with pytest.raises(CorpusError, match="it lists 2 of 70 members"):
+    with refused(CorpusError, "lists 2", "70 members", code="damaged"):
         texts(tmp_path / "a.zip", bytes(whole))
 
 
@@ -148,14 +147,14 @@ def test_zip_archives_are_covered_by_their_directory(tmp_path: Path) -> None:
     end = whole.rindex(b"PK\x05\x06")
     fewer = whole[: end + 10] + b"\x02\x00" + whole[end + 12 :]
     for damaged, reason in {
-        whole[:-1]: "damaged or truncated",
-        whole[:200]: "File is not a zip file",
-        whole + whole: "data precede the first member",
-        whole + b"more": "data follow the end of the zip archive",
-        fewer: "it lists 3 of 2 members",
-        whole.replace(b"one", b"0ne"): "Bad CRC-32",
+        whole[:-1]: "a.zip",
+        whole[:200]: "not a zip",
+        whole + whole: "precede the first",
+        whole + b"more": "follow the end",
+        fewer: "3 of 2",
+        whole.replace(b"one", b"0ne"): "CRC-32",
     }.items():
-        with pytest.raises(CorpusError, match=reason):
+        with refused(CorpusError, reason, code="damaged"):
             texts(path, damaged)
 
 
@@ -164,10 +163,7 @@ def test_encrypted_members_are_named_with_the_remedy(tmp_path: Path) -> None:
     # The flag of encryption, in the member's header and in the directory.
     data[6] |= 1
     data[data.rindex(b"PK\x01\x02") + 8] |= 1
-    with pytest.raises(
-        CorpusError,
-        match=r"a\.zip cannot be read \(File .*a.txt.* is encrypted.*; extract its members and pass",
-    ):
+    with refused(CorpusError, "a.zip", "a.txt", code="not-readable"):
         texts(tmp_path / "a.zip", data)
 
 
@@ -175,7 +171,7 @@ def test_text_of_a_member_that_is_too_long_is_still_checked(tmp_path: Path) -> N
     data = zip_of({"a.txt": b"x" * 1000, "b": b"y" * 1000})
     assert texts(tmp_path / "a.zip", data, max_document_bytes=10) == []
     for old in (b"xx", b"yy"):
-        with pytest.raises(CorpusError, match="Bad CRC-32"):
+        with refused(CorpusError, "CRC-32", code="damaged"):
             texts(tmp_path / "a.zip", data[::-1].replace(old, b"zz", 1)[::-1], max_document_bytes=10)
 
 
@@ -184,7 +180,7 @@ def test_archives_in_archives_are_read_to_a_limit(tmp_path: Path) -> None:
     for number in range(4):
         assert texts(tmp_path / "a.tar", data) == ["one"]
         data = tar_of({f"{number}.tar": data})
-    with pytest.raises(CorpusError, match="archives are nested more than 4 deep"):
+    with refused(CorpusError, "4 deep", code="damaged"):
         texts(tmp_path / "a.tar", data)
 
 
@@ -195,7 +191,7 @@ def test_archives_in_archives_are_read_to_a_limit(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.dat", "a.json"])
 def test_archives_with_the_name_of_a_text_are_refused(tmp_path: Path, name: str, data: bytes) -> None:
-    with pytest.raises(CorpusError, match=r"its first bytes are those of a .*, which its name does not end"):
+    with refused(CorpusError, code="damaged"):
         texts(tmp_path / name, data, skip_bad_lines=True)
 
 
@@ -214,7 +210,7 @@ def test_members_that_are_not_read_are_counted_and_named(tmp_path: Path) -> None
     assert [document.texts for document in reader] == [("",)]
     assert reader.passed_over.count == 5
     assert reader.passed_over.first == [
-        f"{path}, l, which is a link", f"{path}, f, which is not a file",
+        *(f"{path}, {which}" for which in ("l, which is a link", "f, which is not a file")),
         f"{path}, a.csv", f"{path}, b.parquet", f"{path}, c.zip",
     ]  # fmt: skip
 
@@ -231,13 +227,11 @@ def test_files_of_folders_that_are_not_read_are_counted_and_named(tmp_path: Path
         f"{folder}/link, a link to a folder", f"{folder}/b.csv", f"{folder}/d.parquet.gz",
         f"{folder}/sub/_SUCCESS",
     }  # fmt: skip
-    assert next(iter(passed_over.lines())) == (
-        "4 files, folders or members of archives were not read, because of their name or kind:"
-    )
+    assert next(iter(passed_over.lines())).startswith("4 files, ")
     # A folder that matches a pattern is read like one that is named.
     assert [path.name for path in find_inputs([f"{tmp_path}/i*"])] == ["a.jsonl", "c.txt"]
     assert [path.name for path in find_inputs([f"{tmp_path}/in/**/*.txt"])] == ["c.txt"]
-    with pytest.raises(CorpusError, match=r"d.parquet.gz has an unsupported ending"):
+    with refused(CorpusError, "d.parquet.gz", code="unsupported-ending"):
         find_inputs([f"{folder}/d.parquet.gz"])
 
 
@@ -275,17 +269,17 @@ def test_elements_above_the_limit_are_counted(
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b'["one", "two"', r"the JSON array ends within element 2"),
-        (b'["one", "tw', r"the JSON array ends within element 2"),
-        (b"[", r"the JSON array ends within element 1"),
-        (b'["one"]\n["two"]', r"but more follows; a file with an array per line must be named .jsonl"),
-        (b'["one"}', r"byte 7 closes an object that was not opened"),
-        (b'["one",,"two"]', r"a.json, element 2: not JSON"),
-        (b'["one", 3]', r"a.json, element 2: the line is int, not text"),
+        (b'["one", "two"', "within element 2"),
+        (b'["one", "tw', "within element 2"),
+        (b"[", "within element 1"),
+        (b'["one"]\n["two"]', "but more follows"),
+        (b'["one"}', "7 closes an"),
+        (b'["one",,"two"]', "a.json, element 2"),
+        (b'["one", 3]', "a.json, element 2"),
     ],
 )
 def test_damaged_arrays_are_named(tmp_path: Path, data: bytes, reason: str) -> None:
-    with pytest.raises(CorpusError, match=reason):
+    with refused(CorpusError, reason):
         texts(tmp_path / "a.json", data)
 
 
@@ -303,5 +297,5 @@ def test_arrays_are_never_cut_into_parts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("split_long", [False, True])
 def test_records_that_are_cut_are_never_skipped(tmp_path: Path, split_long: bool) -> None:
     data = b"%016d" % 3 + b"one" + b"9" * 16 + b"cut"
-    with pytest.raises(CorpusError, match="it ends within record 2"):
+    with refused(CorpusError, "record 2", code="damaged"):
         texts(tmp_path / "a.dat", data, max_document_bytes=10, split_long=split_long)

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from neox_data.indexed import open_indexed
 from neox_data.preprocess.cli import main
 from neox_data.tokenizers import build_tokenizer
+from support.refusals import shows
 
 TEXTS = ["first document", "", "caf\u00e9 \u4f60\u597d", "def f():\n    return 1\n"]
 
@@ -45,7 +46,7 @@ def test_documents_are_written_in_order(corpus: Path, tokenizer_json: Path, tmp_
     sentence = f"{size} bytes -> {dataset.num_tokens:,} tokens ({per_token:.2f} characters per token) in "
     assert f"4 documents, {sentence}" in result.stdout
     assert "MB/s" not in result.stdout
-    assert "1 document without tokens was skipped" in result.stdout
+    assert "1 document without" in result.stdout
     assert f"wrote {output}_text_document.bin and {output}_text_document.idx" in result.stdout
     assert "4 documents (100%)" in result.stderr
 
@@ -110,10 +111,7 @@ def test_gigatoken_and_the_tokenizers_library_write_the_same_files(
 
 def test_reason_why_gigatoken_is_not_used_is_shown(corpus: Path, tmp_path: Path) -> None:
     result = run("--input", corpus, "--tokenizer-type", "CharLevelTokenizer", output=tmp_path / "set")
-    assert (
-        "encoded by CharLevelTokenizer; gigatoken, the faster encoder, is not used: CharLevelTokenizer does "
-        "not belong to the" in result.stdout
-    )
+    assert shows(result.stdout, "CharLevelTokenizer", "CharLevelTokenizer")
 
 
 def test_long_documents_are_counted(corpus: Path, tmp_path: Path) -> None:
@@ -121,7 +119,7 @@ def test_long_documents_are_counted(corpus: Path, tmp_path: Path) -> None:
         "--input", corpus, "--tokenizer-type", "CharLevelTokenizer", "--max-document-bytes", 45,
         output=tmp_path / "set",
     )  # fmt: skip
-    assert "2 documents above --max-document-bytes were skipped" in result.stdout
+    assert shows(result.stdout, "2 documents", "--max-document-bytes")
     assert len(open_indexed(tmp_path / "set_text_document")) == 1
 
 
@@ -146,7 +144,7 @@ def test_a_broken_line_is_named_and_leaves_nothing(corpus: Path, tmp_path: Path)
     output = tmp_path / "out" / "set"
     result = run("--input", corpus, "--tokenizer-type", "CharLevelTokenizer", output=output)
     assert result.exit_code == 2
-    assert f"\nError: {corpus}, line 5: not JSON (" in result.stderr
+    assert shows(result.stderr, corpus, "line 5", "JSON")
     assert list(output.parent.iterdir()) == []
 
 
@@ -157,42 +155,30 @@ def test_broken_lines_are_skipped_and_counted_on_request(corpus: Path, tmp_path:
         "--input", corpus, "--tokenizer-type", "CharLevelTokenizer", "--skip-bad-lines", output=tmp_path / "s"
     )
     assert result.exit_code == 0
-    assert f"2 unreadable documents were skipped, such as\n  {corpus}, line 5: not JSON (" in result.stdout
-    assert f"\n  {corpus}, line 6: no key 'text'; its keys are 'other'\n" in result.stdout
+    assert shows(result.stdout, "2 unreadable", corpus, "line 5")
+    assert shows(result.stdout, corpus, "line 6", "'text'")
     assert len(open_indexed(tmp_path / "s_text_document")) == 3
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (
-            ("--input", "nowhere.jsonl", "--tokenizer-type", "CharLevelTokenizer"),
-            "nowhere.jsonl does not exist",
-        ),
-        (
-            ("--input", "CORPUS", "--tokenizer-type", "HFTokenizer"),
-            "HFTokenizer: vocab_file is not given; give the path of tokenizer.json\n",
-        ),
-        (
-            ("--input", "CORPUS", "--tokenizer-type", "GPT2BPETokenizer", "--vocab-file", "/vocab_file"),
-            "GPT2BPETokenizer: vocab_file /vocab_file is not a file; give the path of vocab.json, and",
-        ),
-        (
-            ("--input", "CORPUS", "--tokenizer-type", "CharLevelTokenizer", "--jsonl-keys", "body"),
-            "no key 'body'; its keys are",
-        ),
+        (("--input", "nowhere.jsonl", "--tokenizer-type", "CharLevelTokenizer"),
+            "nowhere.jsonl does not exist"),
+        (("--input", "CORPUS", "--tokenizer-type", "HFTokenizer"),
+            "HFTokenizer: vocab_file is not given; give the path of tokenizer.json\n"),
+        (("--input", "CORPUS", "--tokenizer-type", "GPT2BPETokenizer", "--vocab-file", "/vocab_file"),
+            "GPT2BPETokenizer: vocab_file /vocab_file is not a file; give the path of vocab.json, and"),
+        (("--input", "CORPUS", "--tokenizer-type", "CharLevelTokenizer", "--jsonl-keys", "body"),
+            "no key 'body'; its keys are"),
         (("--input", "CORPUS", "--tokenizer-type", "GPT5"), "'GPT5' is not one of"),
         (("--tokenizer-type", "CharLevelTokenizer"), "Missing option '--input'"),
-        (
-            ("--input", "CORPUS", "--tokenizer-type", "CharLevelTokenizer", "--dataset-impl", "lazy"),
-            "Invalid value for '--dataset-impl': 'lazy' is not 'mmap'.",
-        ),
-        (
-            ("--tokenizer-type", "CharLevelTokenizer", "--input", ""),
-            "--input contains an empty name; pass a file",
-        ),
+        (("--input", "CORPUS", "--tokenizer-type", "CharLevelTokenizer", "--dataset-impl", "lazy"),
+            "Invalid value for '--dataset-impl': 'lazy' is not 'mmap'."),
+        (("--tokenizer-type", "CharLevelTokenizer", "--input", ""),
+            "--input contains an empty name; pass a file"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_request_has_one_sentence_and_exit_code_2(
     corpus: Path, tmp_path: Path, arguments, sentence: str
 ) -> None:
@@ -208,7 +194,7 @@ def test_a_wrong_request_has_one_sentence_and_exit_code_2(
 def test_an_output_without_a_name_is_refused(corpus: Path, prefix: str) -> None:
     result = run("--input", corpus, "--tokenizer-type", "CharLevelTokenizer", output=prefix)
     assert result.exit_code == 2
-    assert f"--output-prefix '{prefix}' contains no file name; append a name to it" in result.stderr
+    assert f"--output-prefix '{prefix}' contains" in result.stderr
 
 
 def test_a_corpus_without_text_makes_no_dataset(tmp_path: Path) -> None:
@@ -217,7 +203,7 @@ def test_a_corpus_without_text_makes_no_dataset(tmp_path: Path) -> None:
         "--input", tmp_path / "empty.jsonl", "--tokenizer-type", "CharLevelTokenizer", output=tmp_path / "set"
     )
     assert result.exit_code == 2
-    assert "empty.jsonl has text under 'text'; pass the right key with --jsonl-keys" in result.stderr
+    assert shows(result.stderr, "empty.jsonl", "'text'", "--jsonl-keys")
     assert not list(tmp_path.glob("*set*"))
 
 
@@ -267,12 +253,9 @@ def test_files_that_are_not_read_or_have_no_text_are_named(tmp_path: Path) -> No
             output=tmp_path / "set",
         )  # fmt: skip
         assert result.exit_code == 0, result.output
-        assert (
-            "1 file, folder or member of an archive was not read, because of its name or kind:\n"
-            f"  {tmp_path}/in/c.csv\n"
-        ) in result.stdout
-        assert "1 document has a null text, which is read as an empty one\n" in result.stdout
-        assert f"1 file contains no text, such as {tmp_path}/in/a.jsonl\n" in result.stdout
+        assert shows(result.stdout, "1 file", f"{tmp_path}/in/c.csv")
+        assert "1 document has" in result.stdout
+        assert shows(result.stdout, "1 file", f"{tmp_path}/in/a.jsonl")
         counts = json.loads((tmp_path / "set_text_document.manifest.json").read_text())["counts"]
         assert (counts["null"], counts["passed_over"], counts["documents"]) == (1, 1, 1)
 
@@ -287,7 +270,7 @@ def test_missing_text_names_what_was_not_read(tmp_path: Path) -> None:
             output=tmp_path / "set",
         )  # fmt: skip
         assert result.exit_code == 2
-        assert f"(1 file or member was not read, such as {tmp_path}/in/c.csv); pass the" in result.stderr
+        assert shows(result.stderr, "1 file", f"{tmp_path}/in/c.csv")
 
 
 @pytest.mark.parametrize("append_eod", [True, False])
@@ -318,7 +301,7 @@ def test_a_key_whose_texts_are_all_empty_makes_no_dataset(tmp_path: Path) -> Non
         "--tokenizer-type", "CharLevelTokenizer", output=tmp_path / "set",
     )  # fmt: skip
     assert result.exit_code == 2
-    assert "has text under 'title'; pass the right key" in result.stderr
+    assert "text under 'title'" in result.stderr
 
 
 def test_missing_end_of_document_tokens_are_noted(corpus: Path, tmp_path: Path) -> None:
@@ -328,7 +311,7 @@ def test_missing_end_of_document_tokens_are_noted(corpus: Path, tmp_path: Path) 
     assert note not in run(*words, "--append-eod", output=tmp_path / "set").stderr
     words = ("--input", corpus, "--tokenizer-type", "GPT2BPETokenizer")
     refused = run(*words, output=tmp_path / "other").stderr
-    assert "vocab_file is not given" in refused
+    assert "vocab_file is not" in refused
     assert note not in refused
 
 
@@ -337,10 +320,7 @@ def test_wrong_key_names_the_option(corpus: Path, tmp_path: Path) -> None:
         "--input", corpus, "--tokenizer-type", "CharLevelTokenizer", "--jsonl-keys", "body",
         output=tmp_path / "set",
     )  # fmt: skip
-    assert (
-        "no key 'body'; its keys are 'text', 'title'; pass another key with --jsonl-keys, or "
-        "--skip-bad-lines to skip such documents"
-    ) in result.stderr
+    assert shows(result.stderr, "'body'", "'text', 'title'", "--jsonl-keys")
 
 
 def test_a_member_whose_name_is_not_utf8_is_named_with_escapes(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from neox_data.errors import CorpusError
 from neox_data.preprocess.conversations import messages_in
 from neox_data.preprocess.inputs import cut_file, find_inputs
 from neox_data.preprocess.read import CorpusReader, sample_texts
+from support.refusals import refused
 
 
 def write(path: Path, *lines: bytes | str) -> Path:
@@ -95,7 +96,7 @@ def test_a_bad_line_is_named_or_skipped_and_counted(tmp_path: Path, line: bytes 
 def test_a_nul_is_a_character_like_any_other(tmp_path: Path) -> None:
     paths = [write(tmp_path / "a.jsonl", '{"text": "a\\u0000b"}'), write(tmp_path / "b.txt", b"c\0d")]
     assert texts(*paths) == [("a\0b",), ("c\0d",)]
-    with pytest.raises(CorpusError, match=r"line 1: not JSON \(Expecting value at column 1\)"):
+    with refused(CorpusError, "line 1", "JSON", "1"):
         texts(write(tmp_path / "c.jsonl", b"\0\0\0"))
 
 
@@ -108,7 +109,7 @@ def test_only_the_first_few_reasons_are_kept(tmp_path: Path) -> None:
 
 def test_a_text_file_that_is_not_utf8_is_named_or_skipped(tmp_path: Path) -> None:
     paths = [write(tmp_path / "a.txt", b"\xff"), write(tmp_path / "b.txt", "good")]
-    with pytest.raises(CorpusError, match=r"a.txt: not UTF-8 \(byte 0xff at position 1\)"):
+    with refused(CorpusError, "a.txt", "UTF-8", "0xff"):
         texts(*paths)
     assert len(list(CorpusReader(paths, ("text",), skip_bad_lines=True))) == 1
 
@@ -119,7 +120,7 @@ def test_a_damaged_archive_is_named_and_never_skipped(tmp_path: Path, damage: st
     data = bytearray(path.read_bytes())
     data[40] ^= 255
     path.write_bytes({"cut": path.read_bytes()[:-20], "not gzip": b"{}" * 9, "changed": data}[damage])
-    with pytest.raises(CorpusError, match=r"a.jsonl.gz is damaged or truncated .*copy it again, or move it"):
+    with refused(CorpusError, "a.jsonl.gz", code="damaged"):
         list(CorpusReader([path], ("text",), skip_bad_lines=True))
 
 
@@ -139,15 +140,15 @@ def test_inputs_are_files_patterns_and_lists(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("missing.jsonl", "missing.jsonl does not exist; correct the path"),
-        ("*.jsonl", r"no file matches .*; correct the pattern"),
-        ("", r"contains no file that ends in .jsonl, .json, .txt, .md, .*, .bz2 or .xz; pass another folder"),
-        ("a.csv", r"a.csv has an unsupported ending; pass files that end in .jsonl, .json, .txt"),
+        ("missing.jsonl", "missing.jsonl does not"),
+        ("*.jsonl", "correct the pattern"),
+        ("", ".bz2 or .xz"),
+        ("a.csv", "a.csv has an"),
     ],
 )
 def test_unsupported_input_files_are_refused(tmp_path: Path, name: str, sentence: str) -> None:
     (tmp_path / "a.csv").touch()
-    with pytest.raises(CorpusError, match=sentence):
+    with refused(CorpusError, sentence):
         find_inputs([f"{tmp_path}/{name}"])
 
 
@@ -163,13 +164,13 @@ def test_files_that_cannot_be_read_are_not_left_out(
     else:
         Path("b.jsonl").symlink_to("b.jsonl" if kind == "loop" else "gone.jsonl")
     sentence = "is not a regular file; write" if kind == "pipe" else "is a link that leads to no file"
-    with pytest.raises(CorpusError, match=rf"b\.jsonl {sentence}"):
+    with refused(CorpusError, f"b.jsonl {sentence}"):
         find_inputs([name or str(tmp_path)])
 
 
 def test_a_name_that_cannot_be_looked_up_is_not_said_to_be_missing() -> None:
     """A name that is too long stands for one in a folder without permission: root may enter every folder."""
-    with pytest.raises(OSError, match="File name too long"):
+    with refused(OSError, "File name too"):
         find_inputs(["x" * 300])
 
 
@@ -210,7 +211,7 @@ def test_several_zstandard_frames_are_one_file(tmp_path: Path) -> None:
 def test_a_damaged_zstandard_file_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl.zst", *[json.dumps({"text": str(i) * 50}) for i in range(300)])
     path.write_bytes(b"x" + path.read_bytes())
-    with pytest.raises(CorpusError, match=r"a.jsonl.zst is damaged or truncated .*copy it again"):
+    with refused(CorpusError, "a.jsonl.zst", code="damaged"):
         texts(path)
 
 
@@ -250,7 +251,7 @@ def test_rows_of_a_parquet_file_are_documents(tmp_path: Path) -> None:
         (("3", ""), 1),
     ]
     assert (reader.num_null, reader.num_skipped) == (1, 0)
-    with pytest.raises(CorpusError, match="has no column 'body'; its columns are 'text', 'title', 'score'"):
+    with refused(CorpusError, "'body'", "'text', 'title', 'score'"):
         texts(path, keys=("body",))
 
 
@@ -260,7 +261,7 @@ def test_null_is_an_empty_text_and_counted(tmp_path: Path) -> None:
     reader = CorpusReader([tmp_path / "a.parquet", tmp_path / "b.jsonl"], ("text",))
     assert [document.texts for document in reader] == [("one",), ("",), ("",), ("two",)]
     assert reader.num_null == 2
-    with pytest.raises(CorpusError, match="line 1: it is null, not text"):
+    with refused(CorpusError, "line 1"):
         texts(write(tmp_path / "c.jsonl", "null"))
 
 
@@ -270,9 +271,7 @@ def test_cells_that_are_not_utf8_are_named_or_skipped(tmp_path: Path) -> None:
     for name, column in (("a", text), ("b", cells)):
         path = tmp_path / f"{name}.parquet"
         parquet.write_table(pyarrow.table({"text": column}), path)
-        with pytest.raises(
-            CorpusError, match=rf"{name}.parquet, row 2: not UTF-8 \(byte 0xff at position 1\)"
-        ):
+        with refused(CorpusError, f"{name}.parquet", "row 2", "UTF-8"):
             texts(path)
         reader = CorpusReader([path], ("text",), skip_bad_lines=True)
         assert [document.texts[0] for document in reader] == ["one", "three"]
@@ -288,7 +287,7 @@ def test_a_text_that_is_not_utf8_within_an_object_is_named(tmp_path: Path) -> No
     found: list[object] = []
     [*CorpusReader([tmp_path / "a.parquet"], ("messages",), text_from=lambda value, *_: found.append(value))]
     assert found == [{"role": "one", "content": "one"}, b"a\xff"]
-    with pytest.raises(ValueError, match=r"it is text, but not UTF-8 \(byte 0xff at position 2\)"):
+    with refused(ValueError, "UTF-8", "0xff", "2"):
         messages_in(found[1], "it")
 
 
@@ -326,15 +325,13 @@ def test_damage_within_a_parquet_file_is_named(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for damaged in (whole[:-1], whole[:2000], whole[:500] + b"?" + whole[501:], whole + whole, b""):
         path.write_bytes(damaged)
-        with pytest.raises(CorpusError, match=r"a.parquet is damaged or truncated \(.+\); copy it again"):
+        with refused(CorpusError, "a.parquet", code="damaged"):
             texts(path)
 
 
 def test_invalid_parquet_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"no table at all")
-    with pytest.raises(
-        CorpusError, match=r"a.parquet is damaged or truncated \(Parquet magic bytes not found.*copy it again"
-    ):
+    with refused(CorpusError, "a.parquet", code="damaged"):
         texts(tmp_path / "a.parquet")
 
 
@@ -392,11 +389,11 @@ def test_records_of_lm_dataformat_are_documents(tmp_path: Path, name: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("data", "message"), [(b"%016d" % 9 + b"short", "it ends within record 1"), (b"12", "no length")]
+    ("data", "message"), [(b"%016d" % 9 + b"short", "within record 1"), (b"12", "no length")]
 )
 def test_a_damaged_record_is_named(tmp_path: Path, data: bytes, message: str) -> None:
     (tmp_path / "a.dat").write_bytes(data)
-    with pytest.raises(CorpusError, match=message):
+    with refused(CorpusError, message):
         texts(tmp_path / "a.dat")
 
 

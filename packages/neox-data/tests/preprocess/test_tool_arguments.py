@@ -8,6 +8,7 @@ import pytest
 from neox_data.preprocess.chat_template import ChatTemplate
 from neox_data.preprocess.loss_mask import ChatMask
 from neox_data.preprocess.tool_arguments import DECODED
+from support.refusals import refused
 
 TEXT = '{"city":"Rome", "days": 12345678901234567890123, "unit": null}'
 OBJECT = '{"city": "Rome", "days": 12345678901234567890123, "unit": null}'
@@ -83,7 +84,7 @@ def test_arguments_that_are_objects_stay_objects(kind: str) -> None:
         text = rendered_by_transformers(written, messages)
     # Slices are hashable since Python 3.12.
     except (TypeError, KeyError) as error:
-        with pytest.raises(ValueError, match=f"the chat template rejects it: {type(error).__name__}"):
+        with refused(ValueError, type(error).__name__):
             counted(written, messages)
     else:
         assert counted(written, messages) == (text.removeprefix("user:w?;assistant:"), set())
@@ -126,13 +127,13 @@ def test_calls_of_all_forms_are_decoded() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ('{"city": "Ro', r"not JSON \(Unterminated string starting at at column 10\)"),
-        ('{"a": ' + "[" * 200_000, "the JSON is nested too deeply"),
-        ('{"a": ' + "9" * 6000 + "}", "the JSON has a whole number of more than 4,300 digits"),
+        ('{"city": "Ro', "at column 10"),
+        ('{"a": ' + "[" * 200_000, "nested too deeply"),
+        ('{"a": ' + "9" * 6000 + "}", "4,300 digits"),
     ],
 )
 def test_broken_arguments_are_refused_where_objects_are_required(text: str, reason: str) -> None:
-    with pytest.raises(ValueError, match=f"the arguments of a tool call are text, but {reason}"):
+    with refused(ValueError, "arguments", reason):
         counted("{{ args | tojson }}", conversation(text))
     assert counted("{{ args }}", conversation(text))[0] == f"{text};"
 
@@ -144,5 +145,5 @@ def test_a_prompt_is_rendered_as_the_data_of_a_training() -> None:
 
 
 def test_marks_within_decoded_arguments_are_refused() -> None:
-    with pytest.raises(ValueError, match="contains the character"):
+    with refused(ValueError, "contains the character"):
         counted("{{ args | tojson }}", conversation('{"city": "\\ufdd0"}'))

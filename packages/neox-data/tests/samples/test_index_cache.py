@@ -14,6 +14,7 @@ from neox_data.samples import index_cache
 from neox_data.samples.build_index import build_sample_index
 from neox_data.samples.fingerprint import fingerprint
 from neox_data.samples.index_cache import IndexFiles, default_cache_dir, load_or_build
+from support.refusals import refused
 
 SIZES = np.array([7, 3, 0, 11, 6], np.int32)
 ORDER = {"num_samples": 20, "seq_length": 5, "seed": 7}
@@ -255,14 +256,14 @@ def test_files_of_other_data_of_the_same_length_are_found_out(tmp_path: Path, ca
     load(tmp_path)
     others = np.array([6, 4, 0, 11, 6], np.int32)
     assert_equal(load(tmp_path, sizes=others), sizes=others)
-    assert "does not match the data" in caplog.text
+    assert "does not match" in caplog.text
 
 
 def test_files_of_other_documents_are_found_out(tmp_path: Path, caplog) -> None:
     sizes = np.array([5, 5, 5, 5, 5], np.int32)
     load(tmp_path, documents=[0, 2, 4], sizes=sizes)
     assert_equal(load(tmp_path, documents=[1, 2, 3], sizes=sizes), [1, 2, 3], sizes)
-    assert "not in this part of the data" in caplog.text
+    assert "in this part" in caplog.text
 
 
 @pytest.mark.parametrize(("before", "after"), [(range(4), range(5)), (range(1, 5), range(4))])
@@ -282,7 +283,7 @@ def test_damaged_files_of_another_split_do_not_match_the_data(tmp_path: Path, ca
     np.save(path, np.load(path)[:-1])
     assert_equal(load(tmp_path))
     (message,) = caplog.messages
-    assert "does not match the data" in message
+    assert "does not match" in message
     assert "split" not in message
 
 
@@ -300,7 +301,7 @@ def test_one_builds_while_the_others_wait(tmp_path: Path, monkeypatch, caplog) -
     with caplog.at_level(logging.INFO):
         for thread in threads:
             thread.start()
-        while caplog.text.count("waiting for another process: building the sample index") < 2:
+        while caplog.text.count("waiting for another") < 2:
             assert any(thread.is_alive() for thread in threads)
         release.set()
         for thread in threads:
@@ -324,7 +325,7 @@ def test_index_is_built_without_support_for_locks(tmp_path: Path, monkeypatch, c
 
     monkeypatch.setattr(fcntl, "flock", flock)
     assert_equal(load(tmp_path))
-    assert "this file system has no locks" in caplog.text
+    assert "has no locks" in caplog.text
 
 
 @pytest.fixture
@@ -366,7 +367,7 @@ def test_the_check_of_files_next_to_read_only_data_is_recorded_in_the_cache_fold
 
 def test_a_cache_folder_that_cannot_be_created_is_named(read_only: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(DataError, match=r"file/cache cannot be created \(Not a directory\).*another folder"):
+    with refused(DataError, "file/cache", code="not-created"):
         load(read_only, cache_dir=tmp_path / "file" / "cache")
 
 
@@ -390,5 +391,5 @@ def test_a_cache_folder_open_to_others_is_refused(read_only: Path, tmp_path: Pat
     cache = tmp_path / "cache"
     cache.mkdir()
     cache.chmod(0o755)
-    with pytest.raises(DataError, match=r"is accessible to other users.*chmod 700"):
+    with refused(DataError, "chmod 700", code="open-to-others"):
         load(read_only, cache_dir=cache)

@@ -12,6 +12,7 @@ from neox_data.indexed import IndexedDataset, open_indexed
 from neox_data.native import load_native
 from neox_data.samples.build_index import SampleIndex, build_sample_index
 from neox_data.samples.native_reader import native_sample_reader
+from support.refusals import refused
 
 pytestmark = pytest.mark.skipif(load_native() is None, reason="the extension was not built")
 
@@ -89,9 +90,7 @@ def test_offset_outside_the_bin_is_reported_by_the_python_reader(write_dataset) 
             open_indexed(prefix), name="train", documents=np.arange(2), num_samples=1, seq_length=8, seed=1,
             prefix=prefix,
         )  # fmt: skip
-        with pytest.raises(
-            IndexedDatasetError, match=f"puts sequence 1 at byte {offset:,}, outside its .bin"
-        ):
+        with refused(IndexedDatasetError, "sequence 1", f"byte {offset:,}"):
             dataset[0]
 
 

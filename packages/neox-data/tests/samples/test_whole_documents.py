@@ -8,6 +8,7 @@ import pytest
 from neox_data.errors import DataError
 from neox_data.samples.build_index import SampleIndex
 from neox_data.samples.whole_documents import build_whole_index, find_eligible
+from support.refusals import refused
 
 SEQ_LENGTH = 9
 ROOM = SEQ_LENGTH + 1
@@ -147,11 +148,7 @@ def test_documents_that_are_left_out_are_counted_with_all_tokens() -> None:
 
 @pytest.mark.parametrize("pack_impl", ["unpacked", "pack_until_overflow", "best_fit"])
 def test_data_without_a_usable_document_is_refused(pack_impl: str) -> None:
-    message = (
-        "of 3, 1 is empty, 1 has no label that counts, 1 is longer than 10 tokens; increase seq-length, set "
-        "allow-chopped: true, or use other documents or labels"
-    )
-    with pytest.raises(DataError, match=message):
+    with refused(DataError, "of 3", "1 is empty", "1 has", "1 is longer", code="nothing-usable"):
         build(pack_impl, [0, 3, 40], masked={1}, allow_chopped=False)
 
 
@@ -168,11 +165,7 @@ def test_labels_after_the_tokens_of_a_sample_are_counted_and_named() -> None:
     assert (eligible.late, eligible.masked, eligible.too_long) == (1, 2, 0)
     # The tokens of documents that are left out for another reason are not counted with the long ones.
     assert eligible.tokens_cut == 0
-    with pytest.raises(DataError) as refusal:
+    with refused(DataError, "of 3", "2 have", "1 has", "10 tokens", code="nothing-usable"):
         build_whole_index(
             "best_fit", np.arange(3), sizes, eligible=eligible, num_samples=1, seq_length=SEQ_LENGTH, seed=0
         )
-    assert str(refusal.value) == (
-        "no document can be used: of 3, 2 have no label that counts, 1 has labels only after 10 tokens; "
-        "increase seq-length, set allow-chopped: true, or use other documents or labels"
-    )

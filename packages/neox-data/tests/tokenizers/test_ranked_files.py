@@ -12,6 +12,7 @@ from neox_data.preprocess.chat_tokens import encode_conversation
 from neox_data.preprocess.cli import main
 from neox_data.search import documents_with, token_matcher
 from neox_data.tokenizers import build_tokenizer
+from support.refusals import refused
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 BPE, UNIGRAM = 2, 1
@@ -118,35 +119,35 @@ def test_different_files_have_different_fingerprints(tmp_path: Path, sentencepie
 @pytest.mark.parametrize(
     ("kind", "name", "content", "message"),
     [
-        ("SentencePieceTokenizer", "a.model", b"nonsense", "not a sentencepiece model"),
+        ("SentencePieceTokenizer", "a.model", b"nonsense", "a sentencepiece model"),
         (
             "SentencePieceTokenizer",
             "a.model",
             model(end="<end>"),
-            "has no end-of-document token '</s>'",
+            "end-of-document token '</s>'",
         ),
-        ("TiktokenTokenizer", "own.tiktoken", b"aGU= 0\n", "cannot tell which pretokenizer 'own' needs"),
-        ("TiktokenTokenizer", "r50k_base.tiktoken", b"zzz\n", "cannot read .*r50k_base.tiktoken"),
+        ("TiktokenTokenizer", "own.tiktoken", b"aGU= 0\n", "pretokenizer 'own' needs"),
+        ("TiktokenTokenizer", "r50k_base.tiktoken", b"zzz\n", "r50k_base.tiktoken"),
     ],
 )
 def test_unusable_file_is_reported(
     tmp_path: Path, kind: str, name: str, content: bytes, message: str
 ) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(TokenizerError, match=message):
+    with refused(TokenizerError, message):
         build_tokenizer(kind, vocab_file=tmp_path / name)
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (model(kind=UNIGRAM), "a unigram model"),
-        (model(rules=field(2, b"rules")), "a model that normalizes texts"),
-        (model(more=piece("<code>", 0, USER_DEFINED)), "a model with user-defined symbols"),
-        (model(more=piece("old", 0, UNUSED)), "a model with unused pieces"),
-        (model(trainer=field(35, 0)), "a model without byte fallback"),
-        (model(trainer=field(24, 1)), "a model with spaces behind words"),
-        (model(rules=field(5, 0)), "a model that does not escape spaces"),
+        (model(kind=UNIGRAM), "unigram"),
+        (model(rules=field(2, b"rules")), "normalizes"),
+        (model(more=piece("<code>", 0, USER_DEFINED)), "user-defined"),
+        (model(more=piece("old", 0, UNUSED)), "unused"),
+        (model(trainer=field(35, 0)), "byte fallback"),
+        (model(trainer=field(24, 1)), "behind words"),
+        (model(rules=field(5, 0)), "escape spaces"),
     ],
 )
 def test_a_model_for_the_library_is_refused_without_it(
@@ -154,10 +155,7 @@ def test_a_model_for_the_library_is_refused_without_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     (tmp_path / "a.model").write_bytes(content)
-    message = (
-        rf'a\.model is .*{reason}, which requires the library sentencepiece; install it with pip install "neo'
-    )
-    with pytest.raises(TokenizerError, match=message):
+    with refused(TokenizerError, "a.model", reason, "sentencepiece", code="requires-library"):
         build_tokenizer("SentencePieceTokenizer", vocab_file=tmp_path / "a.model")
 
 
@@ -190,7 +188,7 @@ def test_spaces_that_a_model_removes_are_plain_ones(sentencepiece: Path) -> None
 @pytest.mark.parametrize("kind", ["TiktokenTokenizer", "SentencePieceTokenizer"])
 def test_half_of_a_surrogate_pair_is_an_error(kind: str, tiktoken: Path, sentencepiece: Path) -> None:
     file = {"TiktokenTokenizer": tiktoken, "SentencePieceTokenizer": sentencepiece}[kind]
-    with pytest.raises(TokenizerError, match="cannot be encoded as UTF-8"):
+    with refused(TokenizerError, "UTF-8", code="not-encodable"):
         build_tokenizer(kind, vocab_file=file).encode_flat(["a", "\ud800"])
 
 
@@ -232,11 +230,11 @@ def test_letters_of_unicode_17_divide_words_as_in_tiktoken(encoding: str, tmp_pa
 
 
 def test_missing_and_additional_files_are_reported(tmp_path: Path, sentencepiece: Path) -> None:
-    with pytest.raises(TokenizerError, match=r"vocab_file is not given; give the path of tokenizer\.model"):
+    with refused(TokenizerError, "vocab_file", "tokenizer.model", code="missing-file"):
         build_tokenizer("SentencePieceTokenizer")
-    with pytest.raises(TokenizerError, match=r"none\.tiktoken is not a file"):
+    with refused(TokenizerError, "none.tiktoken", code="missing-file"):
         build_tokenizer("TiktokenTokenizer", vocab_file=tmp_path / "none.tiktoken")
-    with pytest.raises(TokenizerError, match=r"remove merge_file"):
+    with refused(TokenizerError, "merge_file"):
         build_tokenizer("SentencePieceTokenizer", vocab_file=sentencepiece, merge_file=sentencepiece)
 
 
@@ -247,7 +245,7 @@ def test_a_corpus_is_preprocessed_with_it(tmp_path: Path, sentencepiece: Path, k
     words += ["--vocab-file", sentencepiece, "--output-prefix", tmp_path / "out"]
     result = CliRunner().invoke(main, [str(word) for word in words])
     assert result.exit_code == 0, result.output
-    assert "encoded by SentencePieceTokenizer, run by gigatoken" in result.stdout
+    assert "SentencePieceTokenizer, run by" in result.stdout
     dataset = open_indexed(tmp_path / "out_text_document")
     tokenizer = build_tokenizer("SentencePieceTokenizer", vocab_file=sentencepiece)
     assert [row.tolist() for row in dataset] == [[*tokenizer.encode("hello world"), 2]]

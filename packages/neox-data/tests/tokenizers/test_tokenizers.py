@@ -9,6 +9,7 @@ from tokenizers import Tokenizer as LibraryTokenizer
 
 from neox_data.errors import TokenizerError
 from neox_data.tokenizers import build_tokenizer
+from support.refusals import refused
 
 TEXTS = [
     "",
@@ -121,7 +122,7 @@ def test_cut_characters_decode_to_the_replacement_character(build) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_half_a_surrogate_pair_is_refused(build, kind: str) -> None:
-    with pytest.raises(TokenizerError, match="repair or skip it"):
+    with refused(TokenizerError, code="not-encodable"):
         build(kind).encode_batch(["fine", "\ud800"])
 
 
@@ -138,22 +139,14 @@ NOTHING = Path("/nowhere/file")
         ("HFTokenizer", NOTHING, NOTHING, "merge_file /nowhere/file was given; remove merge_file"),
         ("HFGPT2Tokenizer", None, NOTHING, "/nowhere/file was given; remove merge_file"),
         ("HFGPT2Tokenizer", Path(__file__), None, ".py/tokenizer.json is not a file; give the path"),
-        (
-            "GPT2BPETokenizer",
-            NOTHING,
-            None,
+        ("GPT2BPETokenizer", NOTHING, None,
             "vocab_file /nowhere/file is not a file; give the path of vocab.json, and merge_file is not "
-            "given; give the path of merges.txt",
-        ),
-        (
-            "TiktokenTokenizer",
-            Path("/"),
-            None,
-            "vocab_file / is not a file; give the path of cl100k_base.tik",
-        ),
+            "given; give the path of merges.txt"),
+        ("TiktokenTokenizer", Path("/"), None,
+            "vocab_file / is not a file; give the path of cl100k_base.tik"),
         ("CharLevelTokenizer", NOTHING, None, "uses no files, but /nowhere/file was given"),
     ],
-)
+)  # fmt: skip
 def test_wrong_files_have_their_sentence(kind: str, vocab_file, merge_file, sentence: str) -> None:
     with pytest.raises(TokenizerError) as caught:
         build_tokenizer(kind, vocab_file=vocab_file, merge_file=merge_file)
@@ -163,19 +156,17 @@ def test_wrong_files_have_their_sentence(kind: str, vocab_file, merge_file, sent
 @pytest.mark.parametrize("content", ["", "{}", "[1, 2", '{"model": "BPE"}'])
 def test_a_damaged_tokenizer_json_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "t.json").write_text(content)
-    with pytest.raises(
-        TokenizerError, match=r"t.json is not a valid tokenizer.json of the tokenizers library"
-    ):
+    with refused(TokenizerError, "t.json", "tokenizer.json", code="invalid-tokenizer"):
         build_tokenizer("HFTokenizer", vocab_file=tmp_path / "t.json")
 
 
 def test_a_vocabulary_without_end_of_document_is_refused(tokenizer_json: Path, tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text(tokenizer_json.read_text().replace("<|endoftext|>", "</s>"))
-    with pytest.raises(TokenizerError, match=r"has no end-of-document token '<\|endoftext\|>'"):
+    with refused(TokenizerError, "end-of-document", "'<|endoftext|>'"):
         build_tokenizer("HFTokenizer", vocab_file=tmp_path / "t.json")
     (tmp_path / "vocab.json").write_text('{"a": 0}')
     (tmp_path / "merges.txt").write_text("#version: 0.2\n")
-    with pytest.raises(TokenizerError, match=r"vocab.json has no end-of-document token"):
+    with refused(TokenizerError, "vocab.json", "end-of-document"):
         build_tokenizer(
             "GPT2BPETokenizer", vocab_file=tmp_path / "vocab.json", merge_file=tmp_path / "merges.txt"
         )
@@ -184,7 +175,7 @@ def test_a_vocabulary_without_end_of_document_is_refused(tokenizer_json: Path, t
 def test_damaged_bpe_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text("[]")
     (tmp_path / "merges.txt").write_text("a b\n")
-    with pytest.raises(TokenizerError, match=r"vocab.json and .*merges.txt are not GPT-2's"):
+    with refused(TokenizerError, "vocab.json", "merges.txt", "GPT-2's"):
         build_tokenizer(
             "GPT2BPETokenizer", vocab_file=tmp_path / "vocab.json", merge_file=tmp_path / "merges.txt"
         )
@@ -233,5 +224,5 @@ def test_json_that_is_nested_too_deeply_is_refused_by_its_name(
     folder.mkdir()
     (folder / "tokenizer.json").write_bytes(tokenizer_json.read_bytes())
     (folder / name).write_text("[" * 5000 + "]" * 5000)
-    with pytest.raises(TokenizerError, match=name):
+    with refused(TokenizerError, name):
         build_tokenizer("HFGPT2Tokenizer", vocab_file=folder)

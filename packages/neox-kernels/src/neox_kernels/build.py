@@ -136,7 +136,8 @@ def private_folder(folder: Path) -> Path:
     if problem is not None:
         raise KernelBuildError(
             f"unsafe folder for compiled operators: {problem}; run chmod 0700 on it or set "
-            "NEOX_KERNELS_CACHE to another folder"
+            "NEOX_KERNELS_CACHE to another folder",
+            code="unsafe-folder",
         )
     return folder
 
@@ -288,7 +289,8 @@ def build(
     except OSError as error:
         raise KernelBuildError(
             f"cannot write compiled operators to {cache_folder()} ({error}); set NEOX_KERNELS_CACHE to a "
-            "folder that this user can write, on a disk with free space"
+            "folder that this user can write, on a disk with free space",
+            code="not-writable",
         ) from error
 
 
@@ -410,7 +412,9 @@ def _run_for(command: list[str], folder: Path, timeout_seconds: float) -> None:
             raise
     if process.returncode != 0:
         tail = "\n".join(output.strip().splitlines()[-20:])
-        raise KernelBuildError(f"compiling the fused operators failed; last lines of the output:\n{tail}")
+        raise KernelBuildError(
+            f"compiling the fused operators failed; last lines of the output:\n{tail}", code="failed"
+        )
 
 
 def _end(process: "subprocess.Popen[str]") -> None:

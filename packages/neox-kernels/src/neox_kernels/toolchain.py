@@ -67,7 +67,8 @@ def _find_host_compiler() -> Path:
             return Path(found)
     raise KernelBuildError(
         "compiling the fused operators requires a C++ compiler, and none was found (CXX, g++ and c++ on "
-        "PATH); install one, for example: apt-get install g++"
+        "PATH); install one, for example: apt-get install g++",
+        code="no-compiler",
     )
 
 
@@ -113,7 +114,8 @@ def _choose_compiler(cuda: str | None) -> _Compiler:
         where = f" in {folder}" if (folder := _cuda_folder()) else ""
         raise KernelBuildError(
             f"compiling the fused operators requires CUDA's compiler nvcc, which was not found{where}; "
-            "install the CUDA toolkit and add its bin folder to PATH or set CUDA_HOME"
+            "install the CUDA toolkit and add its bin folder to PATH or set CUDA_HOME",
+            code="no-nvcc",
         )
     if cuda is None:
         return _compiler(nvccs[0])

@@ -1,5 +1,6 @@
 """Exceptions of the project, with the exit codes of commands that fail with them."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,10 @@ class NeoXError(Exception):
     """Base class of errors that are shown to the user without a traceback.
 
     `exit_code` is 1 if the command failed, 2 if the request was invalid; some errors have one of their own.
+
+    Args:
+        args: the message.
+        code: which check failed; by default the name of the class, such as `hostfile` of `HostfileError`.
     """
 
     exit_code = 1
@@ -18,6 +23,11 @@ class NeoXError(Exception):
     is_refused_start = False
     """The start was refused in favour of a running one: not a failure of the run that both would write to."""
 
+    def __init__(self, *args: object, code: str = "") -> None:
+        super().__init__(*args)
+        name = type(self).__name__.removesuffix("Error")
+        self.code = code or re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower()
+
 
 class ConfigError(NeoXError):
     """The configuration is invalid; the message lists every problem.
@@ -25,12 +35,13 @@ class ConfigError(NeoXError):
     Args:
         message: all problems as text, with file, line and remedy.
         problems: the problems as `neox_config.problems.Problem` records.
+        code: as of NeoXError.
     """
 
     exit_code = 2
 
-    def __init__(self, message: str, problems: Sequence[Any] = ()) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, problems: Sequence[Any] = (), *, code: str = "") -> None:
+        super().__init__(message, code=code)
         self.problems = tuple(problems)
 
 

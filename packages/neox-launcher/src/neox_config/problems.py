@@ -59,6 +59,7 @@ class Problem:
         remedy: what to do; empty if `what` includes it.
         value: the value as shown; None shows only the name.
         place: location of the value; None if it was not given.
+        code: the rule that found it, such as `optimizer.betas_fit`; empty outside `neox_config.rules`.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Problem:
     remedy: str = ""
     value: str | None = None
     place: Place | None = None
+    code: str = ""
 
     def located(self, place: Place | None, value: str | None) -> "Problem":
         """Return the problem with a location and value, unless it already has them."""

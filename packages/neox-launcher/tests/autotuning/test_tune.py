@@ -19,6 +19,7 @@ from neox_launcher.cli.launch import main
 from neox_launcher.plan import planning
 from neox_launcher.plan.planning import Request, plan_launch
 from neox_launcher.protocol.outcome import Failure, Outcome
+from support.refusals import refused
 
 SETTINGS = """
 autotuning: {enabled: true, num_tuning_micro_batch_sizes: 2, start_profile_step: 2, end_profile_step: 4}
@@ -108,9 +109,9 @@ def test_out_of_memory_is_reported_and_larger_micro_batches_are_left_out(minimal
     assert tune(minimal, runner) == 0
     assert sorted(runner.tried) == sorted(set(ALL) - {"zero1_micro4"})
     printed = capsys.readouterr()
-    assert "out of memory: torch.OutOfMemoryError: CUDA out of memory" in printed.out
-    assert "left out: micro-batch 2 was out of memory" in printed.out
-    assert "worker 1 on here failed" in printed.err
+    assert "torch.OutOfMemoryError: CUDA out" in printed.out
+    assert "micro-batch 2 was" in printed.out
+    assert "worker 1 on" in printed.err
     again = Runner()
     tune(minimal, again)
     assert again.tried == []
@@ -128,10 +129,7 @@ def test_if_all_trials_fail_the_command_fails_and_tries_them_again(minimal, caps
 def test_a_stopped_search_continues_where_it_was(minimal, capsys):
     first = Runner(zero0_micro2=-1)
     assert tune(minimal, first) == 130
-    assert (
-        "run the same command again to continue from autotuning_results/results.json"
-        in capsys.readouterr().err
-    )
+    assert "continue from autotuning_results/results.json" in capsys.readouterr().err
     second = Runner()
     assert tune(minimal, second) == 0
     done = first.tried[: first.tried.index("zero0_micro2")]
@@ -146,7 +144,7 @@ def test_ctrl_c_between_trials_is_a_request_to_stop(minimal):
 
 
 def test_missing_times_are_an_error(minimal):
-    with pytest.raises(LaunchError, match=r"contains the times of 0 of 3 iterations; .* share"):
+    with refused(LaunchError, "0", "3 iterations", code="too-few-times"):
         tune(minimal, lambda plan: Outcome(exit_code=0))
 
 
@@ -199,12 +197,12 @@ def test_elasticity_is_refused(minimal):
     text = minimal.read_text().replace("train-micro-batch-size-per-gpu: 2\n", "")
     block = "elasticity: {enabled: true, max_train_batch_size: 100, micro_batch_sizes: [2], version: 0.1}\n"
     minimal.write_text(text + block)
-    with pytest.raises(ConfigError, match=r"varies the micro-batch, which elasticity"):
+    with refused(ConfigError, "micro-batch, which elasticity"):
         tune(minimal, Runner())
 
 
 def test_a_limit_without_candidates_is_reported(minimal):
-    with pytest.raises(ConfigError, match=r"max_train_batch_size: 1 on 2 copies"):
+    with refused(ConfigError, "max_train_batch_size: 1", "2 copies"):
         tune(minimal, Runner(), "autotuning.max_train_batch_size=1")
 
 
@@ -225,8 +223,8 @@ def test_a_dry_run_reports_that_trials_would_be_refused(minimal):
     words = ["--config", str(minimal), "--set", "data-path=nowhere", "--dry-run"]
     result = CliRunner().invoke(main, words, catch_exceptions=False)
     assert result.exit_code == 2
-    assert "this launch would be refused" in result.stderr
-    assert "nowhere.idx does not exist" in result.stderr
+    assert "would be refused" in result.stderr
+    assert "nowhere.idx does not" in result.stderr
 
 
 @pytest.mark.parametrize("program", ["generate", "evaluate", "doctor"])

@@ -16,6 +16,7 @@ from neox_launcher.backends import BACKENDS, Contact, base
 from neox_launcher.backends.mpi import Flavour, flavour_of
 from neox_launcher.backends.pdsh import _SSH
 from neox_launcher.plan.planning import Request, plan_launch
+from support.refusals import refused, shows
 
 CONTACT = Contact(addresses=("10.0.0.9", "fd00::9"), port=4321, token="s3cret", folder="/run/x y")
 HOSTS = "zeta slots=1\nalpha slots=2\nmiddle slots=1\n"
@@ -221,7 +222,7 @@ def test_mpirun_rsh_refuses_what_it_would_split(plan, programs):
 
 
 def test_a_prefix_with_an_open_quote_is_refused(plan):
-    with pytest.raises(ConfigError, match="cannot be split into words"):
+    with refused(ConfigError, "split into words"):
         plan("ssh", 'remote-prefix="docker exec \'x"')
 
 
@@ -284,7 +285,7 @@ def test_srun_requires_an_allocation(programs, monkeypatch):
     programs(srun=Flavour.UNKNOWN)
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     monkeypatch.delenv("SLURM_NODELIST", raising=False)
-    assert "requires a Slurm allocation" in BACKENDS["slurm"].missing()
+    assert "Slurm allocation" in BACKENDS["slurm"].missing()
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
     assert BACKENDS["slurm"].missing() is None
 
@@ -359,7 +360,7 @@ def test_an_argument_that_the_system_does_not_allow_is_refused():
     assert refusal(128 * 1024).startswith("launcher: an argument of tool has 131,072 bytes, but the system")
     # The system agrees.
     assert subprocess.run(["true", "x" * (128 * 1024 - 1)], check=False).returncode == 0
-    with pytest.raises(OSError, match="Argument list too long"):
+    with refused(OSError, "Argument list too"):
         subprocess.run(["true", "x" * (128 * 1024)], check=False)
 
 
@@ -369,5 +370,5 @@ def test_arguments_and_environment_that_are_too_large_together_are_refused(monke
     command = base.Command(argv=("tool", "y" * 99_966))
     assert base.too_large([command]) is None
     longer = replace(command, argv=(*command.argv, "zzzz"))
-    assert "of tool have 200,012 bytes, but the system allows 200,000" in base.too_large([command, longer])
+    assert shows(base.too_large([command, longer]), "200,012 bytes", "allows 200,000")
     assert "have 200,011 bytes" in base.too_large([replace(command, environment={"B": "x"})])

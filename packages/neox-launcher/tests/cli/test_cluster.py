@@ -4,6 +4,7 @@ import pytest
 from click.testing import CliRunner
 
 from neox_launcher.cli.config import main
+from support.refusals import shows
 
 
 def run(*arguments):
@@ -54,7 +55,7 @@ def test_without_a_cluster_num_gpus_is_used_or_one_copy(minimal):
 def test_a_layout_that_does_not_fit_the_hosts_is_reported(minimal, hosts):
     done = run("check", minimal, "--set", "model-parallel-size=8", "--hostfile", hosts)
     assert done.exit_code == 2
-    assert "does not divide the 12 devices of this job (3 hosts)" in done.stderr
+    assert shows(done.stderr, "12 devices", "job (3")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from neox_launcher.cli.config import main
 from neox_launcher.cli.estimate import parse_bytes
 from neox_launcher.cli.launch import main as neox_launch
 from neox_launcher.plan import planning
+from support.refusals import refused, shows
 
 GPT2 = {
     "num_layers": 12,
@@ -64,14 +65,14 @@ def test_estimate_lists_the_collectives_of_a_step(write):
     assert cells(listed, "embedding")[:3] == ["all_reduce", "model", "8"]
     assert "not counted" not in output
     zero = run("estimate", write(zero_optimization={"stage": 1}), "--devices", "4", "--step").output
-    assert "not counted: what the engine sends at ZeRO stage 1" in zero
-    assert "no collectives per update" in run("estimate", write(), "--devices", "1", "--step").output
+    assert shows(zero, "ZeRO", "stage 1")
+    assert "no collectives per" in run("estimate", write(), "--devices", "1", "--step").output
 
 
 def test_collectives_that_are_not_known_are_refused(write):
     result = run("estimate", write(pipe_parallel_size=2), "--devices", "2", "--step")
     assert result.exit_code == 2
-    assert "--step does not count the collectives of pipelines (pipe-parallel-size)" in result.output
+    assert shows(result.output, "--step", "(pipe-parallel-size)")
 
 
 def test_estimate_shows_parameters_tokens_and_memory(write):
@@ -96,7 +97,7 @@ def test_estimate_reports_insufficient_memory_with_a_remedy(write):
     result = run("estimate", write(), "--device-memory", "2GiB")
     assert result.exit_code == 1
     assert "DOES NOT FIT" in result.output
-    assert "neox-config suggest --devices 1 --device-memory 2.00GiB" in result.output
+    assert shows(result.output, "neox-config", "--devices 1 --device-memory", "2.00GiB")
 
 
 def test_widths_that_are_slow_in_16_bits_are_noted_for_gpus(write):
@@ -125,11 +126,11 @@ def test_time_at_a_speed(write):
 
 
 def test_the_vocabulary_is_the_tokenizers_or_the_given_one_or_the_usual_one(write, tmp_path):
-    assert "50,257 (usual for GPT2BPETokenizer; file not found" in run("estimate", write()).output
+    assert shows(run("estimate", write()).output, "50,257", "GPT2BPETokenizer")
     assert "vocabulary 1,000 (given)" in run("estimate", write(), "--vocab-size", "1000").output
     (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "b": 1, "c": 2}))
     path = write(vocab_file=str(tmp_path / "vocab.json"))
-    assert "vocabulary 3 (the tokenizer's)" in run("estimate", path).output
+    assert "vocabulary 3 (the" in run("estimate", path).output
 
 
 def tokenizer(write, path, kind="HFTokenizer"):
@@ -155,7 +156,7 @@ def test_added_tokens_of_a_tokenizer_file_count_once(write, tmp_path):
 def test_a_malformed_tokenizer_file_is_refused(write, tmp_path, content):
     path = tmp_path / "tokenizer.json"
     path.write_text(content)
-    with pytest.raises(ConfigError, match="is not the vocabulary of a HFTokenizer"):
+    with refused(ConfigError, "not the vocabulary"):
         read_vocabulary_size(tokenizer(write, path))
 
 
@@ -190,14 +191,14 @@ def test_suggest_lists_layouts_and_the_settings_of_the_first(write):
     result = run("suggest", path, "--devices", "6", "--device-memory", "40 GB", "--samples", "48")
     assert result.exit_code == 0
     assert "model-parallel-size: 1\n" in result.output
-    assert "48 samples per iteration" in result.output
+    assert "48 samples per" in result.output
 
 
 def test_suggest_keeps_the_samples_of_the_file(write):
     result = run("suggest", write(), "--devices", "8", "--device-memory", "40GiB")
-    assert "256 samples per iteration" in result.output
+    assert "256 samples per" in result.output
     result = run("suggest", write(train_batch_size=512), "--devices", "16", "--device-memory", "40GiB")
-    assert "512 samples per iteration" in result.output
+    assert "512 samples per" in result.output
 
 
 def test_suggest_fails_if_nothing_fits(write):
@@ -216,14 +217,14 @@ def test_memory_sizes_are_parsed(text, count):
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "80 apples", "40"])
 def test_malformed_sizes_are_refused(text):
-    with pytest.raises(ValueError, match="is not a memory size"):
+    with refused(ValueError, "a memory size"):
         parse_bytes(text)
 
 
 def test_a_malformed_size_is_a_usage_error(write):
     result = run("estimate", write(), "--device-memory", "many")
     assert result.exit_code == 2
-    assert "write it as 80GiB" in result.output
+    assert "it as 80GiB" in result.output
 
 
 @pytest.mark.parametrize(
@@ -233,7 +234,7 @@ def test_a_wrong_configuration_ends_with_its_problems(write, command):
     name, *options = command
     result = run(name, write(warmpup=0.1), *options)
     assert result.exit_code == 2
-    assert "did you mean warmup?" in result.stderr
+    assert "mean warmup?" in result.stderr
     assert result.stdout == ""
 
 

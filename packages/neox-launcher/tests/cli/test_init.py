@@ -18,6 +18,7 @@ from neox_config.errors import LaunchError
 from neox_config.facts.checkpoints import MANIFEST
 from neox_launcher.cli.launch import main
 from neox_launcher.init.texts import Prepared
+from support.refusals import shows
 
 
 def run(*arguments):
@@ -51,13 +52,11 @@ def test_texts_are_prepared_by_neox_data_whose_failure_is_reported(prepare, tmp_
     assert prepare.calls[-1][-1] == "--quiet"
     prepare.end["code"] = -9
     found = run("init", "--data", "b", "--output", tmp_path / "x")
-    assert (found.exit_code, found.output) == (
-        137,
-        "Error: neox-data prepare was ended by signal 9; start the same command again\n",
-    )
+    assert found.exit_code == 137
+    assert "by signal 9" in found.output
     prepare.end["code"] = -2  # Ctrl-C, which nothing handles while a tokenizer is trained.
     found = run("init", "--data", "b", "--output", tmp_path / "x")
-    assert (found.exit_code, found.output) == (130, "\ninterrupted; the same command continues\n")
+    assert (found.exit_code, "interrupted" in found.output) == (130, True)
 
 
 @pytest.fixture
@@ -89,7 +88,7 @@ def test_the_questions_are_about_texts_folder_size_and_time(monkeypatch, tmp_pat
     places = [found.output.index(question) for question in questions]
     assert places == sorted(places)
     assert found.output.endswith(f"Error: the time is {seconds and float(seconds)}\n")
-    assert ("'soon' is not a time; write it as 90s, 20m, 2h or 1d, or auto" in found.output) == bool(seconds)
+    assert (shows(found.output, "'soon'", "90s, 20m, 2h", "1d")) == bool(seconds)
     given = CliRunner().invoke(main, ["init", "--time", "auto"], input=answers.format(tmp_path))
     assert questions[-1] not in given.output
 
@@ -107,7 +106,7 @@ def test_ctrl_c_before_anything_is_done_promises_nothing(monkeypatch, tmp_path):
 def test_an_empty_path_is_refused_and_not_the_current_folder(prepare, name):
     found = run("init", *(word for each in ({"--data": "texts"} | {name: ""}).items() for word in each))
     assert found.exit_code == 2
-    assert f"Error: Invalid value for '{name}': is empty; give a path" in found.output
+    assert f"value for '{name}'" in found.output
     assert prepare.calls == []
 
 
@@ -117,7 +116,7 @@ def test_the_folder_of_a_model_stands_for_its_tokenizer(prepare, tmp_path):
     given = ("init", "--data", "texts", "--output", tmp_path / "x", "--tokenizer", model)
     found = run(*given)
     assert found.exit_code == 2
-    assert f"Invalid value for '--tokenizer': {model} is a folder without a tokenizer.json" in found.output
+    assert shows(found.output, f"'--tokenizer': {model}", "tokenizer.json")
     (model / "tokenizer.json").touch()
     assert run(*given).exit_code == 7
     assert str(model / "tokenizer.json") in prepare.calls[-1]
@@ -127,14 +126,14 @@ def test_a_missing_package_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     found = run("init", "--data", "texts", "--output", tmp_path / "x")
     assert found.exit_code == 2
-    assert "init requires the package neox-data, which reads texts; install it with pip" in found.output
+    assert "neox-data, which reads" in found.output
 
 
 def test_an_existing_configuration_is_never_overwritten(prepare, tmp_path):
     (tmp_path / "config.yml").write_text("mine")
     found = run("init", "--data", "texts", "--output", tmp_path)
     assert found.exit_code == 2
-    assert f"{tmp_path}/config.yml exists; train with neox-launch --config" in found.output
+    assert shows(found.output, f"{tmp_path}/config.yml", "neox-launch --config")
     assert (tmp_path / "config.yml").read_text() == "mine"
     assert not any("neox_data" in command for command in prepare.calls)
 
@@ -170,7 +169,7 @@ def test_a_damaged_result_of_neox_data_is_refused(prepare, trained, content):
     (trained / "config.yml").unlink()
     prepare.end["code"] = 0
     found = run("init", "--data", "texts", "--output", trained)
-    assert (found.exit_code, found.stderr) == (2, f"{damaged} the same command again\n")
+    assert (found.exit_code, found.stderr.startswith(damaged)) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +208,7 @@ def test_ctrl_c_ends_with_130_and_says_how_to_continue(monkeypatch, tmp_path):
     monkeypatch.setattr("neox_launcher.cli.init.prepare_texts", interrupted)
     found = run("init", "--data", "x", "--output", tmp_path / "x")
     assert found.exit_code == 130
-    assert "interrupted; the same command continues" in found.output
+    assert "the same command" in found.output
 
 
 @pytest.mark.parametrize("is_written", [False, True])
@@ -231,7 +230,7 @@ def test_ctrl_c_promises_to_continue_until_the_configuration_is_written(
     assert (found.exit_code, found.stderr) == (130, f"\ninterrupted{promise}\n")
     assert (tmp_path / "x" / "config.yml").exists() == is_written
     again = chosen("--size", "1m")
-    assert (again.exit_code, "config.yml exists; train with" in again.stderr) == (2 * is_written, is_written)
+    assert (again.exit_code, "config.yml exists" in again.stderr) == (2 * is_written, is_written)
 
 
 def test_ctrl_c_while_texts_are_prepared_is_reported_once_by_the_process_that_prepares_them(
@@ -246,7 +245,7 @@ def test_ctrl_c_while_texts_are_prepared_is_reported_once_by_the_process_that_pr
     monkeypatch.setattr(subprocess, "run", interrupted)
     before = signal.getsignal(signal.SIGINT)
     found = run("init", "--data", "x", "--output", tmp_path / "x")
-    assert (found.exit_code, found.output) == (130, "the same command continues\n")
+    assert (found.exit_code, found.output.count("\n")) == (130, 1)
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -259,7 +258,7 @@ def test_an_interruption_of_this_process_alone_ends_it_when_the_texts_are_prepar
 
     monkeypatch.setattr(subprocess, "run", complete)
     found = run("init", "--data", "x", "--output", tmp_path / "x")
-    assert (found.exit_code, found.output) == (130, "\ninterrupted; the same command continues\n")
+    assert (found.exit_code, "interrupted" in found.output) == (130, True)
     assert not (tmp_path / "x" / "config.yml").exists()
 
 
@@ -286,7 +285,7 @@ def chosen(monkeypatch, tmp_path):
 def test_sizes_that_do_not_fit_into_the_memory_are_not_compared(chosen, tmp_path, duration):
     """A model of the catalogue fits, the next larger size does not."""
     refused = chosen("--size", "3m")
-    assert (refused.exit_code, "3m does not fit into the memory" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "3m does not" in refused.stderr) == (2, True)
     found = chosen("--model", "pythia-14m", "--time", duration)
     assert (found.exit_code, found.stderr) == (0, "")
     assert found.stdout.splitlines()[-1].startswith("  neox-launch --config ")
@@ -299,8 +298,8 @@ def test_a_longer_time_is_advised_only_where_the_time_is_the_limit(chosen, monke
     monkeypatch.setattr("neox_launcher.cli.init.FEWEST_ITERATIONS", 10**9)
     options = () if duration is None else ("--time", duration)
     found = chosen("--model", "pythia-14m", *options).stdout
-    assert ("give a longer --time" in found) == (duration is not None)
-    assert ("for a shorter training" in found) == (duration is None)
+    assert ("a longer --time" in found) == (duration is not None)
+    assert ("a shorter training" in found) == (duration is None)
 
 
 def test_nothing_fails_after_the_configuration_is_written(chosen, monkeypatch, tmp_path):
@@ -336,9 +335,7 @@ def test_an_output_that_this_user_may_not_see_is_one_sentence(prepare, tmp_path,
     refused_by_the_system(monkeypatch, tmp_path)
     found = run("init", "--data", "texts", "--output", tmp_path / "x")
     assert found.exit_code == 2
-    assert found.output == (
-        f"Error: {tmp_path}/x/config.yml: Permission denied; change its permissions, or give another path\n"
-    )
+    assert shows(found.output, f"{tmp_path}/x/config.yml")
     assert not prepare.calls
 
 
@@ -360,5 +357,5 @@ def test_a_path_that_is_typed_may_begin_with_the_home_folder(monkeypatch, prepar
 def test_an_output_that_is_no_folder_is_refused_before_texts_are_read(prepare):
     found = run("init", "--data", "texts", "--output", "/dev/full")
     assert found.exit_code == 2
-    assert "/dev/full is a file, not a folder; give another --output" in found.output
+    assert shows(found.output, "/dev/full", "--output")
     assert prepare.calls == []

@@ -22,6 +22,7 @@ from neox_launcher.resources.host import Host
 from neox_launcher.resources.hosts import find_pool, select
 from neox_launcher.resources.local_gpus import count_gpus
 from neox_launcher.resources.world import World, missing_devices, slow_without_gpus
+from support.refusals import refused, shows
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +94,7 @@ def test_a_dry_run_notes_that_it_resolves_no_host_name(minimal, folder, monkeypa
     hosts = ["--hostfile", "hosts"] if launcher == "ssh" else []
     result = run("--config", minimal, *FILES, *hosts, "--launcher", launcher, "--dry-run")
     assert result.exit_code == 0
-    assert ("a dry run resolves no host name" in result.stderr) == is_noted
+    assert ("resolves no host" in result.stderr) == is_noted
 
 
 @pytest.mark.usefixtures("can_train")
@@ -104,17 +105,15 @@ def test_a_future_allocation_of_slurm_can_be_planned_outside(minimal, folder, mo
     numbers = ["--num-nodes", "2", "--num-gpus", "4"]
     planned = run(*words, *numbers, "--dry-run")
     assert planned.exit_code == 0, planned.stderr
-    assert (
-        "this plan is for a future Slurm allocation; to launch it, start neox-launch inside" in planned.stderr
-    )
+    assert "start neox-launch inside" in planned.stderr
     assert json.loads(run(*words, *numbers, "--dry-run=json").stdout)["problems"] == []
     (folder / "hosts").write_text("node-1 slots=4\nnode-2 slots=4\n")
     by_file = run(*words, "--hostfile", "hosts", "--dry-run")
     assert by_file.exit_code == 0, by_file.stderr
-    assert "this plan is for a future Slurm allocation" in by_file.stderr
+    assert "future Slurm allocation" in by_file.stderr
     refused = run(*words, "--dry-run")
     assert refused.exit_code == 2
-    assert "add --num-nodes N --num-gpus M for a --dry-run outside" in refused.stderr
+    assert shows(refused.stderr, "--num-nodes", "--num-gpus", "--dry-run")
     # Without --dry-run, it is refused as before.
     started = run(*words, *numbers)
     assert started.exit_code == 2
@@ -127,7 +126,7 @@ def test_other_programs_take_the_same_options_on_either_side(minimal, folder, pr
     other = run(program, "--config", minimal, *FILES, "--dry-run")
     assert one.exit_code == other.exit_code == 2
     assert f"python -m neox_model.{program}" in one.stdout
-    assert "this launch would be refused" in one.stderr
+    assert "would be refused" in one.stderr
     assert "load\n    is missing" in one.stderr
 
 
@@ -193,15 +192,15 @@ def test_a_truncated_index_is_refused(minimal, folder):
     Path("data.idx").write_bytes(Path("data.idx").read_bytes()[:-3])
     result = run("--config", minimal, *FILES)
     assert result.exit_code == 2
-    assert "data.idx has 51 bytes, but its header describes 54" in result.stderr
-    assert "create the two files again with preprocess_data" in result.stderr
+    assert shows(result.stderr, "data.idx", "51 bytes", "describes 54")
+    assert "again with preprocess_data" in result.stderr
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_without_permission_is_refused(minimal, folder):
     Path("locked").mkdir(mode=0o500)
     result = run("--config", minimal, *FILES, "--set", "save=locked/x", "--set", "save-interval=1")
-    assert "no write permission for locked" in result.stderr
+    assert "permission for locked" in result.stderr
 
 
 def test_a_tokenizer_with_more_entries_than_the_model_is_refused(minimal, folder):
@@ -211,7 +210,7 @@ def test_a_tokenizer_with_more_entries_than_the_model_is_refused(minimal, folder
     Path("ck/global_step1/manifest.json").write_text(json.dumps({"contents": shape}))
     result = run("--config", minimal, *FILES, "--set", "load=ck")
     assert result.exit_code == 2
-    assert "has 20 entries, but the model in ck has 16 tokens" in result.stderr
+    assert shows(result.stderr, "20 entries", "16 tokens")
 
 
 def test_the_workers_exit_code_is_returned_and_the_first_error_is_shown(minimal, folder, monkeypatch):
@@ -222,7 +221,7 @@ def test_the_workers_exit_code_is_returned_and_the_first_error_is_shown(minimal,
     monkeypatch.setattr(type(BACKENDS["local"]), "missing", lambda self: None)
     result = run("--config", minimal, *FILES)
     assert result.exit_code == 7
-    assert "neox-launch: starting 1 worker\n" in result.stderr
+    assert shows(result.stderr, "neox-launch", "1 worker")
     expected = "\nworker 1 on h failed:\nthe disk is full\n\n2 more workers failed after it\n"
     assert result.stderr.endswith(expected)
 
@@ -259,7 +258,7 @@ def test_output_that_is_redirected_ends_with_the_checkpoint_and_the_next_command
     rows = dict(line.strip().split("  ", 1) for line in shown)
     assert rows["iterations"].strip() == "10 of 10"
     assert rows["checkpoint"].strip() == "ck/global_step10"
-    assert rows["last loss"].strip() == "2.5000 (of one iteration)"
+    assert shows(rows["last loss"].strip(), "2.5000 (of one")
     assert rows["generate"].split()[:2] == ["neox-launch", "generate"]
     # The only document is for training.
     assert "evaluate" not in rows
@@ -269,7 +268,7 @@ def test_output_that_is_redirected_ends_with_the_checkpoint_and_the_next_command
 def test_a_missing_package_is_named(minimal, folder, monkeypatch):
     monkeypatch.setattr(type(BACKENDS["local"]), "missing", lambda self: "torch is not installed here")
     result = run("--config", minimal, *FILES)
-    assert (result.exit_code, result.stderr) == (2, "torch is not installed here\n")
+    assert (result.exit_code, "torch" in result.stderr) == (2, True)
 
 
 @pytest.mark.usefixtures("can_train")
@@ -300,7 +299,7 @@ def test_other_commands_repeat_only_notes_about_their_own_settings(minimal, fold
 def test_notes_do_not_stop_a_dry_run(minimal, folder):
     result = run("--config", minimal, *FILES, "--set", "rank=3", "--dry-run")
     assert result.exit_code == 0
-    assert "command line: 1 note" in result.stderr
+    assert "1 note" in result.stderr
 
 
 @pytest.mark.parametrize("command", [[], ["generate"], ["evaluate"], ["doctor"]])
@@ -313,7 +312,7 @@ def test_help_has_a_short_option(command):
 def test_a_missing_configuration_is_a_usage_error(command):
     result = run(*command)
     assert result.exit_code == 2
-    assert "give at least one --config FILE (neox-launch init --data FOLDER writes one)" in result.stderr
+    assert shows(result.stderr, "--config FILE (neox-launch", "--data FOLDER")
 
 
 def test_the_commands_never_show_a_traceback(minimal):
@@ -324,7 +323,7 @@ def test_the_commands_never_show_a_traceback(minimal):
     )
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
-    assert "is not valid YAML" in done.stderr
+    assert "not valid YAML" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -340,7 +339,7 @@ def local_world(config, *, gpus):
 
 
 def test_more_gpus_than_available_are_reported(load):
-    with pytest.raises(ConfigError, match="is more than the 2 slots of localhost"):
+    with refused(ConfigError, "2 slots of"):
         local_world(load("", "num-gpus=4"), gpus=2)
     assert missing_devices(load(), local_world(load("", "num-gpus=4"), gpus=4)) == []
 
@@ -349,7 +348,7 @@ def test_a_slot_of_this_machine_without_a_gpu_is_reported(load):
     config = load("", "hostfile=hosts")
     (problem,) = missing_devices(config, World(hosts=(Host("localhost", (0, 5)),), gpus=4))
     assert problem.name == "hostfile"
-    assert problem.what == "assigns slot 5 to this machine, but only 4 GPUs are visible"
+    assert shows(problem.what, "slot 5", "4 GPUs")
 
 
 @pytest.mark.parametrize(
@@ -385,7 +384,7 @@ def test_float16_without_a_gpu_is_a_note(load, text, name):
     asked = load(text)
     assert missing_devices(asked, local_world(asked, gpus=0)) == []
     (note,) = slow_without_gpus(asked, local_world(asked, gpus=0))
-    assert (note.name, note.place.line, note.what) == (name, 1, "is slow without GPUs")
+    assert (note.name, note.place.line) == (name, 1)
     _, remedy = note.remedy.split("use fp32: --set ")
     assert load(text, remedy).precision.is_fp16 is False
     assert slow_without_gpus(asked, local_world(asked, gpus=1)) == []

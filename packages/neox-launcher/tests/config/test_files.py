@@ -5,6 +5,7 @@ import os
 import pytest
 
 from neox_config.files import why_not_readable
+from support.refusals import shows
 
 
 @pytest.mark.parametrize(
@@ -30,4 +31,4 @@ def test_the_reason_is_a_text(tmp_path, name, reason):
 def test_a_file_without_read_permission_is_reported(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr("os.access", lambda path, mode: False)
-    assert why_not_readable(tmp_path / "file") == "cannot be read (Permission denied)"
+    assert shows(why_not_readable(tmp_path / "file"), "read (Permission denied)")

@@ -21,6 +21,7 @@ from neox_config.errors import LaunchError
 from neox_launcher.cli.launch import main
 from neox_launcher.controller import live_display
 from neox_launcher.controller.display import open_display
+from support.refusals import refused, shows
 
 LIMIT_SECONDS = 120
 
@@ -139,7 +140,7 @@ for number in range(1, 5):
         screen.feed(job.written[drawn_before:])
         at_this_width = [line for line in (*screen.drawn, screen.lines[-1]) if f"step {number}" in line]
         assert all(len(line) < columns for line in at_this_width), at_this_width
-        shows_loss = any(f"| iteration {number}/9 | loss 1.5000" in line for line in at_this_width)
+        shows_loss = any(shows(line, f"iteration {number}/9", "loss 1.5000") for line in at_this_width)
         assert shows_loss == (columns >= 80)
     (tmp_path / "resized-4").touch()
     drawn_before = len(job.written)
@@ -257,14 +258,14 @@ def test_plain_lines_where_nothing_can_be_drawn(open_terminal, monkeypatch, tmp_
             monkeypatch.setattr(sys, "stderr", stream)
             assert open_display("auto") is None
         monkeypatch.setattr(sys, "stderr", terminal)
-        with pytest.raises(LaunchError, match=r"TERM is dumb\); set terminal: auto"):
+        with refused(LaunchError, "TERM"):
             open_display("live")
         monkeypatch.setenv("TERM", "xterm")
         assert open_display("plain") is None
         monkeypatch.setattr(os, "tcgetpgrp", lambda descriptor: os.getpgrp() + 1)
         assert open_display("live") is None
         monkeypatch.setattr(sys, "stderr", file)
-        with pytest.raises(LaunchError, match="terminal is live, but standard error is not a terminal"):
+        with refused(LaunchError, "terminal is live"):
             open_display("live")
 
 
@@ -330,7 +331,7 @@ time.sleep(600)
     os.write(job.reading, b"\x03")
     assert job.end() == 130
     lines = screen.feed(job.written.replace(b"^C", b"")).lines
-    assert "Ctrl-C received: stopping after this iteration or the next; repeat to stop immediately" in lines
+    assert shows(lines, "Ctrl-C received")
     assert " 45%|##" in lines
 
 
@@ -339,5 +340,5 @@ time.sleep(600)
 def test_a_dry_run_refuses_a_terminal_that_a_training_refuses(minimal, program):
     options = ["--dry-run=json", "--set", "terminal=live", "--set", "num-gpus=1"]
     found = CliRunner().invoke(main, [*program, str(minimal), *options])
-    assert ("terminal is live, but" in found.stderr) == (not program)
+    assert ("terminal is live" in found.stderr) == (not program)
     assert any("terminal is live" in each for each in json.loads(found.stdout)["problems"]) == (not program)

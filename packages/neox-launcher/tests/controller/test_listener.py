@@ -22,6 +22,7 @@ from neox_launcher.protocol import handshake
 from neox_launcher.protocol.channel import Channel, ConnectionLostError
 from neox_launcher.protocol.handshake import Introduction, OtherVersionError, connect, new_token
 from neox_launcher.protocol.messages import own_version
+from support.refusals import refused, shows
 
 TOKEN = "the token of this launch"
 HELLO = {"host": "h", "addresses": [], "time": 0.0, "number": 0, "name": None, "rank": None}
@@ -148,7 +149,7 @@ def test_messages_that_follow_the_hello_at_once_are_not_lost(served):
 
 def test_another_token_is_refused(served, monkeypatch):
     monkeypatch.setattr(handshake, "_RETRY_SECONDS", 0.0)
-    with pytest.raises(ConnectionLostError, match=r"cannot be reached at port .*closed the connection"):
+    with refused(ConnectionLostError, "cannot be reached"):
         connect(served.listener.addresses, served.listener.port, "guessed", host="h")
     assert served.accepted == []
 
@@ -217,9 +218,7 @@ def test_an_unexpected_exception_ends_the_connection_of_its_guest_alone(served, 
         connection.sendall(b'{"kind": "proof"}\n')
         read_to_end(connection)
     assert served.is_undisturbed()
-    assert capfd.readouterr().err == (
-        "neox-launch: refused a connection from 127.0.0.1: its message caused RuntimeError\n"
-    )
+    assert shows(capfd.readouterr().err, "neox-launch", "127.0.0.1", "RuntimeError")
 
 
 def test_refusals_are_reported_once_a_minute(served, monkeypatch, capfd):
@@ -232,10 +231,7 @@ def test_refusals_are_reported_once_a_minute(served, monkeypatch, capfd):
     connection = served.guest()
     connection.sendall(b"x\n")
     read_to_end(connection)
-    assert capfd.readouterr().err == (
-        "neox-launch: refused a connection from 127.0.0.1: its message is malformed; 49 more since the last "
-        "report\n"
-    )
+    assert shows(capfd.readouterr().err, "neox-launch", "127.0.0.1", "49 more")
 
 
 def send_slowly(connection):
@@ -256,7 +252,7 @@ def test_a_guest_that_does_not_finish_in_time_is_dismissed(serve, monkeypatch, c
     for connection in (silent, half):
         assert read_to_end(connection).count(b"\n") == 1
     slow.close()
-    assert "it did not authenticate within 0.5 s" in capfd.readouterr().err
+    assert "within 0.5 s" in capfd.readouterr().err
     assert served.is_undisturbed()
 
 
@@ -300,7 +296,7 @@ def test_no_free_descriptor_at_accept_is_survived_without_a_busy_loop(served, mo
     monkeypatch.setattr(served.listener, "_socket", Exhausted())
     assert served.is_undisturbed()
     assert len(failures) == 1
-    assert "Too many open files (ulimit -n)" in capfd.readouterr().err
+    assert "(ulimit -n)" in capfd.readouterr().err
     for guest in guests:
         guest.close()
 
@@ -337,7 +333,7 @@ def test_an_agent_of_another_version_is_reported_with_its_host(served, monkeypat
     wait_for(lambda: served.other_versions)
     assert served.other_versions == [("old-host", "0.0.1 (messages 1234)")]
     assert served.accepted == []
-    with pytest.raises(ConnectionLostError, match="closed the connection"):
+    with refused(ConnectionLostError, "closed the connection"):
         agent.next_message()
     agent.close()
     assert served.is_undisturbed()
@@ -365,10 +361,7 @@ def test_an_agent_names_both_versions_if_the_launcher_has_another():
             with pytest.raises(OtherVersionError) as raised:
                 connect(["127.0.0.1"], server.getsockname()[1], TOKEN, host="h")
             thread.join()
-    assert str(raised.value) == (
-        f"the launcher runs neox-launcher 9.9, this host {own_version()}; install the same version on all "
-        "hosts"
-    )
+    assert shows(raised.value, "neox-launcher 9.9", f"host {own_version()}")
 
 
 def check_as_other(introduction, message):
@@ -393,7 +386,7 @@ def test_an_agent_accepts_only_its_launcher():
 
         thread = threading.Thread(target=pretend)
         thread.start()
-        with pytest.raises(ConnectionLostError, match="not the launcher of this job"):
+        with refused(ConnectionLostError, "not the launcher"):
             connect(["127.0.0.1"], impostor.getsockname()[1], TOKEN, host="h")
         thread.join()
 
@@ -409,7 +402,7 @@ def test_an_agent_survives_any_answer(answer, monkeypatch):
 
         thread = threading.Thread(target=pretend)
         thread.start()
-        with pytest.raises(ConnectionLostError, match=r"the launcher cannot be reached at port \d+ \("):
+        with refused(ConnectionLostError, "the launcher cannot"):
             connect(["127.0.0.1"], impostor.getsockname()[1], TOKEN, host="h")
         thread.join()
 
@@ -471,7 +464,7 @@ def test_the_first_address_that_answers_is_used(served):
     connect(addresses, served.listener.port, TOKEN, host="h").close()
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    with pytest.raises(ConnectionLostError, match=r"127\.0\.0\.1: Connection refused"):
+    with refused(ConnectionLostError, "127.0.0.1"):
         connect(["127.0.0.1"], port, TOKEN, host="h")
 
 
@@ -495,10 +488,7 @@ def test_a_port_in_use_is_refused(serve):
         port = used.getsockname()[1]
         with pytest.raises(LaunchError) as raised:
             serve(Endpoint(address="127.0.0.1", port=port), is_local=False)
-    assert str(raised.value) == (
-        f"launcher-port: {port} cannot be used on this machine: Address already in use; choose another port, "
-        "or end the process that uses it"
-    )
+    assert shows(raised.value, f"launcher-port: {port} cannot")
 
 
 def test_a_chosen_address_is_the_only_one(serve):
@@ -512,14 +502,11 @@ def test_an_address_of_another_machine_listens_everywhere_and_says_so(serve, cap
     served = serve(Endpoint(address="192.0.2.1"), is_local=False)
     assert served.listener.addresses == ("192.0.2.1",)
     assert served.listener._socket.getsockname()[0] in ("::", "0.0.0.0")
-    assert capfd.readouterr().err == (
-        "neox-launch: launcher-address 192.0.2.1 is not an address of this machine: listening on all "
-        "addresses, and expecting that connections are forwarded\n"
-    )
+    assert shows(capfd.readouterr().err, "neox-launch: launcher-address 192.0.2.1")
 
 
 def test_an_address_that_cannot_be_resolved_is_refused(serve):
-    with pytest.raises(LaunchError, match=r"launcher-address: no-such-host\.invalid cannot be resolved"):
+    with refused(LaunchError, "launcher-address: no-such-host.invalid", code="unknown-address"):
         serve(Endpoint(address="no-such-host.invalid"), is_local=False)
 
 

@@ -17,6 +17,7 @@ from neox_launcher.init.duration import (
 from neox_launcher.init.sizes import SIZES, of_size
 from neox_launcher.init.texts import Prepared
 from neox_launcher.init.training import Devices, choose_training
+from support.refusals import refused, shows
 from support.setups import make
 
 CPU = Devices(count=1, memory=2**34, are_gpus=False)
@@ -86,15 +87,15 @@ def test_the_time_on_a_cpu_is_a_range_from_its_measured_speed():
 
 def test_the_time_on_gpus_is_that_of_the_estimate():
     line = describe_duration(training(seconds_per_iteration=12.5), GPUS)
-    assert line == "about 3 hours on 8 GPUs, at the speed that neox-config suggest assumes"
+    assert shows(line, "3 hours", "8 GPUs", "neox-config")
 
 
 def test_a_cpu_that_cannot_be_measured_gives_no_time(monkeypatch):
     monkeypatch.setattr(duration, "_MULTIPLY", "raise SystemExit(1)")
     assert cpu_speed(8, 8) is None
     line = describe_duration(training(), CPU)
-    assert line == "not known, because the CPU's speed could not be measured"
-    with pytest.raises(LaunchError, match="--time requires the CPU's speed, which could not be measured"):
+    assert shows(line, "not known", "CPU's speed")
+    with refused(LaunchError, "--time", code="no-speed"):
         within(chosen(), 60.0)
 
 
@@ -137,7 +138,7 @@ def test_a_duration_has_a_number_and_a_unit(text, seconds):
 
 @pytest.mark.parametrize("text", ["20", "m", "-1m", "0m", "1h30m", "2 weeks", ""])
 def test_another_duration_is_refused_with_examples(text):
-    with pytest.raises(ValueError, match="is not a time; write it as 90s, 20m, 2h or 1d"):
+    with refused(ValueError, "90s, 20m, 2h", "1d"):
         parse_duration(text)
 
 

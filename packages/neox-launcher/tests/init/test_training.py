@@ -13,6 +13,7 @@ from neox_launcher.init.configuration import configuration_text
 from neox_launcher.init.sizes import SIZES, of_catalogue, of_size
 from neox_launcher.init.texts import Prepared
 from neox_launcher.init.training import Devices, choose_training
+from support.refusals import refused
 from support.tiers import slow_except
 
 GIB = 2**30
@@ -116,9 +117,9 @@ def test_a_model_of_the_catalogue_keeps_its_architecture(name):
 
 
 def test_a_model_that_does_not_fit_is_refused():
-    with pytest.raises(LaunchError, match=r"llama-2-70b does not fit into the memory of 8 GPUs, 80.0 GiB"):
+    with refused(LaunchError, "llama-2-70b", "8 GPUs", "80.0 GiB", code="does-not-fit"):
         choose_training([of_catalogue("llama-2-70b")], prepared(10**9), GPUS)
-    with pytest.raises(LaunchError, match=r"1.2b does not fit into the memory of 1 process on the CPU"):
+    with refused(LaunchError, "1.2b", "1 process", "CPU", code="does-not-fit"):
         choose_training([of_size("1.2b")], prepared(10**9), replace(CPU, memory=8 * GIB))
 
 
@@ -127,7 +128,7 @@ def test_short_texts_have_short_samples_and_too_short_ones_are_refused():
     assert choose_training(ALL, prepared(8 * 257 - 1), CPU).seq_length == 128
     tiny = choose_training(ALL, prepared(8 * 17), CPU)
     assert (tiny.seq_length, tiny.setup.samples) == (16, 1)
-    with pytest.raises(LaunchError, match="only 135 tokens for training, but 8 samples of 16 require 136"):
+    with refused(LaunchError, "135 tokens", "8 samples", "16 require", code="too-few-tokens"):
         choose_training(ALL, prepared(8 * 17 - 1), CPU)
 
 

@@ -5,6 +5,7 @@ import pytest
 from neox_config.errors import LaunchError
 from neox_launcher.agent.worker_environment import worker_environment
 from neox_launcher.plan.environment import is_secret, read_environment_file, shown_value, travelling_variables
+from support.refusals import refused
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ def test_ds_env_file_replaces_the_other_files(folders):
     (folder / "mine").write_text("B=2")
     named = {"DS_ENV_FILE": str(folder / "mine")}
     assert travelling_variables(named, home=home, folder=folder) == {"B": "2"}
-    with pytest.raises(LaunchError, match="nowhere cannot be read"):
+    with refused(LaunchError, code="not-readable"):
         travelling_variables({"DS_ENV_FILE": str(folder / "nowhere")}, home=home, folder=folder)
 
 
@@ -91,7 +92,7 @@ def test_ds_env_file_replaces_the_other_files(folders):
 def test_an_invalid_line_is_reported_with_its_number(tmp_path, line):
     path = tmp_path / "env"
     path.write_text(f"GOOD=1\n{line}\n")
-    with pytest.raises(LaunchError, match="env line 2: write NAME=VALUE"):
+    with refused(LaunchError, "line 2", "NAME=VALUE", code="invalid-line"):
         read_environment_file(path)
 
 

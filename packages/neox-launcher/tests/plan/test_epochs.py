@@ -14,6 +14,7 @@ from neox_launcher.plan.epochs import (
     with_iterations,
 )
 from neox_launcher.plan.planning import Request, plan_launch
+from support.refusals import refused, shows
 
 SIZES = (40, 0, 25, 35, 100)
 
@@ -90,11 +91,11 @@ def refusal(config):
 def test_data_that_cannot_be_read_is_named(load_epochs, tmp_path):
     problem = refusal(load_epochs(**{"data-path": tmp_path / "absent"}))
     assert (problem.name, problem.place.line) == ("train_epochs", 1)
-    assert "depends on the data, whose index cannot be read here" in problem.what
-    assert f"{tmp_path / 'absent.idx'}: No such file" in problem.what
-    assert problem.remedy == "run the command where the data is, or set train-iters instead"
+    assert "index cannot be" in problem.what
+    assert str(tmp_path / "absent.idx") in problem.what
+    assert shows(problem.remedy, "set train-iters instead")
     (tmp_path / "absent.idx").write_bytes(b"MMIDIDX\0\0 short")
-    assert "ends after 15 bytes" in refusal(load_epochs(**{"data-path": tmp_path / "absent"})).what
+    assert "after 15 bytes" in refusal(load_epochs(**{"data-path": tmp_path / "absent"})).what
 
 
 def test_the_doctor_does_not_read_the_data(minimal, tmp_path):
@@ -105,7 +106,7 @@ def test_the_doctor_does_not_read_the_data(minimal, tmp_path):
         return plan_launch(request, gpus=0, environment={})
 
     assert plan_of("doctor").resolved.config.training.iterations == 1
-    with pytest.raises(ConfigError, match="cannot be read here"):
+    with refused(ConfigError, "cannot be read"):
         plan_of("train")
 
 
@@ -125,7 +126,7 @@ def test_programs_that_read_no_training_data_do_not_require_it(load_epochs, tmp_
 
 @pytest.mark.parametrize("program", ["train", "evaluate", None])
 def test_programs_that_read_training_data_require_it(load_epochs, tmp_path, program):
-    with pytest.raises(DataNotReadableError, match="cannot be read here"):
+    with refused(DataNotReadableError, "cannot be read"):
         config_for(program, load_epochs(**{"data-path": tmp_path / "absent"}), devices=1)
 
 
@@ -136,7 +137,7 @@ def test_evaluations_on_texts_have_the_iterations_where_the_data_is(load_epochs)
 
 def test_less_data_than_a_batch_is_refused(load_epochs):
     problem = refusal(load_epochs(epochs=1, **{"train-micro-batch-size-per-gpu": "13"}))
-    assert "100 tokens for training, 12 samples in all, and an iteration reads 13" in problem.what
+    assert shows(problem.what, "100 tokens", "12 samples", "reads 13")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from neox_config.errors import ConfigError
 from neox_launcher.cli import launch
 from neox_launcher.plan.in_use import refuse_what_is_in_use
 from neox_launcher.protocol.claims import SAVES_TO, bound_socket, folder_in_use, is_locked, lock_of
+from support.refusals import shows
 
 SAVES = "save: runs\nsave-interval: 5\n"
 
@@ -84,7 +85,7 @@ def test_a_server_is_refused_if_its_address_is_taken_on_this_host(load):
         refuse_what_is_in_use(config, program="generate", is_local=True)
     (problem,) = refusal.value.problems
     assert (refusal.value.exit_code, problem.name, problem.value) == (2, "serve.port", str(port))
-    assert problem.what == f"cannot listen on 127.0.0.1 port {port}: Address already in use"
+    assert shows(problem.what, "127.0.0.1 port", port)
     assert problem.remedy.startswith("set serve.port to another port (0: a free one)")
     refuse_what_is_in_use(config, program="serve", is_local=True)
 
@@ -113,8 +114,8 @@ def test_neox_launch_starts_no_worker_for_a_folder_in_use(minimal, folder, monke
     with locked(Path("runs")):
         result = CliRunner().invoke(launch.main, ["--config", str(minimal)])
         assert (result.exit_code, started) == (2, [])
-        assert "another training saves to runs\n" in result.output
-        assert "wait until it has ended, or use another folder" in result.output
+        assert "saves to runs" in result.output
+        assert "use another folder" in result.output
         # The plan of a training that runs can be printed.
         assert CliRunner().invoke(launch.main, ["--config", str(minimal), "--dry-run"]).exit_code != 1
     assert sorted(os.listdir("runs")) == [".lock"]

@@ -16,6 +16,7 @@ from neox_launcher.plan.planning import Request, plan_launch
 from neox_launcher.resources import hosts as hosts_module
 from neox_launcher.resources.host import Host
 from neox_launcher.resources.names import CheckedNames
+from support.refusals import refused, shows
 
 SLURM = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_GPUS_PER_NODE": "2", "SLURM_JOB_ID": "77"}
 
@@ -89,14 +90,12 @@ def test_a_job_with_another_host_uses_the_configured_launcher(plan):
 
 def test_this_machine_under_two_names_is_refused(plan):
     Path("hosts").write_text("localhost slots=1\n127.0.0.1 slots=1\n")
-    with pytest.raises(HostfileError, match=r"localhost and 127\.0\.0\.1 are both this machine"):
+    with refused(HostfileError, "127.0.0.1", code="one-machine-twice"):
         plan("hostfile=hosts")
 
 
 def test_local_with_another_host_is_refused(plan):
-    with pytest.raises(
-        ConfigError, match=r"starts workers on this machine only, but .* another host, worker-0"
-    ):
+    with refused(ConfigError, "worker-0"):
         plan("hostfile=hosts", "launcher=local")
 
 
@@ -119,7 +118,7 @@ def test_hostfiles_are_found_in_the_documented_order(plan, folder):
 def test_a_default_hostfile_that_cannot_be_read_is_refused(plan, folder):
     """A folder stands for a file without read permission: root could read it."""
     (folder / "job" / "hostfile").mkdir(parents=True)
-    with pytest.raises(HostfileError, match=r"job/hostfile cannot be read \(Is a directory\)"):
+    with refused(HostfileError, "job/hostfile", code="not-readable"):
         plan()
     assert plan("launcher=local").is_local
 
@@ -135,7 +134,7 @@ def test_hosts_are_taken_from_the_slurm_allocation(plan):
     planned = plan("launcher=slurm", "exclude=n1:1", environment=SLURM)
     assert planned.world.hosts == (Host("n1", (0,)), Host("n2", (0, 1)))
     assert planned.hosts_from == "Slurm allocation 77"
-    with pytest.raises(HostfileError, match="inside sbatch or salloc, or add --num-nodes N --num-gpus M for"):
+    with refused(HostfileError, "--num-nodes", "--num-gpus", code="no-allocation"):
         plan("launcher=slurm")
 
 
@@ -143,14 +142,14 @@ def test_a_future_allocation_can_be_planned_but_not_started(plan, monkeypatch):
     planned = plan("launcher=slurm", "num-nodes=2", "num-gpus=4")
     names = ["<host 1 of the allocation>", "<host 2 of the allocation>"]
     assert planned.world.hosts == tuple(Host(name, (0, 1, 2, 3)) for name in names)
-    assert planned.hosts_from == "a future Slurm allocation"
+    assert shows(planned.hosts_from, "future Slurm allocation")
     assert planned.rendezvous.startswith("<hostname -I on host 1 of the allocation>:")
     monkeypatch.setattr("neox_launcher.backends.slurm.shutil.which", lambda program: program)
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     monkeypatch.delenv("SLURM_NODELIST", raising=False)
     reason = launch.BACKENDS["slurm"].missing()
-    assert reason == "launcher: slurm requires a Slurm allocation; start neox-launch inside sbatch or salloc"
-    with pytest.raises(HostfileError, match="or add --num-gpus M for a --dry-run outside"):
+    assert shows(reason, "neox-launch inside sbatch")
+    with refused(HostfileError, "--num-gpus", "--dry-run", code="no-allocation"):
         plan("launcher=slurm", "num-nodes=2")
 
 
@@ -164,7 +163,7 @@ def test_all_that_is_missing_on_this_machine_is_reported_at_once(plan):
 
 
 def test_an_unused_allocation_is_mentioned(plan):
-    assert "(set launcher: slurm to use the hosts" in plan(environment=SLURM).hosts_from
+    assert "launcher: slurm to" in plan(environment=SLURM).hosts_from
 
 
 @pytest.mark.parametrize(
@@ -188,8 +187,8 @@ def test_address_and_port_are_the_configured_ones_else_the_environments(plan):
     assert planned.rendezvous == "10.0.0.7:5000"
     planned = plan("hostfile=hosts", "master-addr=10.0.0.8", "master-port=6000", environment=given)
     assert planned.rendezvous == "10.0.0.8:6000"
-    assert plan(environment=given).rendezvous == "127.0.0.1:<a free port of localhost>"
-    assert plan("hostfile=hosts").rendezvous == "<hostname -I on worker-0>:<a free port of worker-0>"
+    assert shows(plan(environment=given).rendezvous, "127.0.0.1:<a free port")
+    assert shows(plan("hostfile=hosts").rendezvous, "worker-0>:<a", "worker-0>")
 
 
 UNREACHABLE = {
@@ -213,10 +212,10 @@ UNREACHABLE = {
 
 @pytest.mark.parametrize("address", UNREACHABLE)
 def test_an_address_that_other_hosts_cannot_reach_is_refused(plan, address):
-    with pytest.raises(LaunchError, match=r"^MASTER_ADDR=") as found:
+    with refused(LaunchError, "MASTER_ADDR=", code="loopback") as found:
         plan("hostfile=hosts", environment={"MASTER_ADDR": address})
     assert UNREACHABLE[address] in str(found.value)
-    with pytest.raises(ConfigError, match=r"^command line: 1 problem\n\n  --set master-addr") as found:
+    with refused(ConfigError, "1 problem", "--set master-addr") as found:
         plan("hostfile=hosts", f"master-addr='{address}'")
     assert UNREACHABLE[address] in str(found.value)
     assert len(str(found.value)) < 400
@@ -224,7 +223,7 @@ def test_an_address_that_other_hosts_cannot_reach_is_refused(plan, address):
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "localhost", "::1"])
 def test_a_loopback_address_of_the_launcher_is_refused_for_other_hosts(plan, address):
-    with pytest.raises(ConfigError, match=r"launcher-address: .*\n    is (a loopback address|this machine)"):
+    with refused(ConfigError, "launcher-address"):
         plan("hostfile=hosts", f"launcher-address='{address}'")
     assert plan(f"launcher-address='{address}'").is_local
 
@@ -244,20 +243,20 @@ def test_other_addresses_and_names_are_accepted_for_several_hosts(plan, address)
 
 def test_a_loopback_address_is_accepted_for_one_host_and_nonsense_is_not(plan):
     assert plan("master-addr=localhost").master_addr == "localhost"
-    with pytest.raises(ConfigError, match="is neither a host name nor an address"):
+    with refused(ConfigError, "neither a host"):
         plan("master-addr='here, I think'")
 
 
 @pytest.mark.parametrize("port", ["ssh", "65536", "-1", "\u00b2", "9" * 5000])
 def test_an_invalid_port_in_the_environment_is_refused(plan, port):
-    with pytest.raises(LaunchError, match=r"MASTER_PORT=\S{1,90} is not a port number"):
+    with refused(LaunchError, "MASTER_PORT=", code="no-port"):
         plan("hostfile=hosts", environment={"MASTER_PORT": port})
 
 
 @pytest.mark.parametrize("setting", ["num-gpus", "num-nodes"])
 def test_a_huge_number_is_refused_before_it_costs_memory(plan, setting):
     for number in (10**6, 10**12, 10**30):
-        with pytest.raises(ConfigError, match=setting):
+        with refused(ConfigError, setting):
             plan(f"{setting}={number}")
 
 
@@ -269,7 +268,7 @@ def test_text_is_generated_by_the_first_workers_that_hold_one_copy(plan):
 def test_devices_are_explained(plan):
     assert plan(gpus=0).devices == ""
     own = plan(gpus=2, environment={"CUDA_VISIBLE_DEVICES": "6,7"})
-    assert own.devices == "slot i is the i-th of CUDA_VISIBLE_DEVICES=6,7"
+    assert shows(own.devices, "i-th", "CUDA_VISIBLE_DEVICES=6,7")
     others = plan("hostfile=hosts", environment={"CUDA_VISIBLE_DEVICES": "6,7"})
     assert others.devices.endswith("; this machine's CUDA_VISIBLE_DEVICES is not passed on")
 
@@ -290,9 +289,9 @@ def test_a_dry_run_shows_hosts_commands_and_no_secret(minimal, hidden):
     # It lacks data.
     assert result.exit_code == 2
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
-    assert "worker-1 ranks 1 to 2, slots 0, 1" in lines
+    assert shows(lines, "worker-1", "ranks 1", "2")
     assert "started by ssh" in lines
-    assert "hosts from hostfile hosts" in lines
+    assert "hosts from hostfile hosts".split() in map(str.split, lines)
     (environment,) = [line for line in lines if line.startswith("environment")]
     assert "PLAIN=seen" in environment
     assert "'WANDB_API_KEY=(hidden)'" in environment
@@ -300,7 +299,7 @@ def test_a_dry_run_shows_hosts_commands_and_no_secret(minimal, hidden):
     commands = [line for line in lines if line.startswith("ssh ")]
     assert len(commands) == 3
     assert all("neox_launcher.agent" in command for command in commands)
-    assert lines.count("# reads the token of the launch from its standard input:") == 3
+    assert sum("its standard input" in line for line in lines) == 3
 
 
 def test_a_dry_run_can_print_json(minimal, hidden):
@@ -342,7 +341,7 @@ def test_a_bare_dry_run_does_not_take_a_subcommand_as_its_value(minimal, place):
 def test_an_unknown_form_of_dry_run_is_refused(minimal):
     result = run("--config", minimal, "--dry-run=yaml")
     assert result.exit_code == 2
-    assert "'yaml' is not one of 'text', 'json'" in result.stderr
+    assert shows(result.stderr, "'yaml'", "'text', 'json'")
 
 
 def test_a_dry_run_contacts_no_host_and_resolves_no_name(minimal, monkeypatch):
@@ -362,9 +361,9 @@ def test_many_hosts_are_abbreviated_in_text_and_complete_in_json(minimal, folder
     (folder / "hosts").write_text("".join(f"n{number:04} slots=8\n" for number in range(1000)))
     options = ["--config", minimal, "--set", "hostfile=hosts", "--set", "launcher=ssh"]
     text = " ".join(run(*options, "--dry-run").stdout.split())
-    assert "workers 8,000 on 1,000 hosts, one per slot" in text
-    assert "... 968 more; use --dry-run=json to list all" in text
-    assert "... and 968 more commands" in text
+    assert shows(text, "workers 8,000", "1,000 hosts")
+    assert shows(text, "968 more", "--dry-run=json")
+    assert "968 more commands" in text
     content = json.loads(run(*options, "--dry-run=json").stdout)
     assert len(content["hosts"]) == len(content["commands"]) == 1000
     assert content["hosts"][-1]["ranks"] == list(range(7992, 8000))
@@ -383,10 +382,8 @@ def test_a_deleted_working_directory_is_reported(minimal, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     result = run("--config", minimal, "--dry-run")
-    assert (result.exit_code, result.stderr.split(";")[0]) == (
-        2,
-        "the working directory no longer exists",
-    )
+    assert result.exit_code == 2
+    assert "working directory no" in result.stderr
 
 
 def test_an_unresolvable_host_name_is_reported_before_the_start(minimal, monkeypatch):
@@ -440,12 +437,12 @@ def test_a_dry_run_of_10_000_hosts_is_short(minimal, folder, launcher):
     options = ["--config", minimal, "--set", "hostfile=hosts", "--set", f"launcher={launcher}", "--dry-run"]
     text = run(*options).stdout
     assert len(text) < 20_000
-    assert "80,000 on 10,000 hosts" in text
-    assert f"#   {names[31]}\n#   ... and 9,968 more\n" in text
+    assert shows(text, "80,000", "10,000 hosts")
+    assert shows(text, names[31], "9,968 more")
 
 
 def test_a_dry_run_refuses_arguments_that_the_system_does_not_allow(minimal):
     options = ["--set", "hostfile=hosts", "--set", f"launcher-args={'x' * 140_000}", "--dry-run"]
     result = run("--config", minimal, *options)
     assert result.exit_code == 2
-    assert "an argument of pdsh has 140,000 bytes, but the system allows 131,071" in result.stderr
+    assert shows(result.stderr, "140,000 bytes", "allows 131,071")

@@ -4,6 +4,7 @@ import pytest
 
 from neox_launcher.protocol import messages
 from neox_launcher.protocol.messages import TO_AGENT, decode_line, encode_message, own_version
+from support.refusals import refused
 
 
 def test_any_text_survives_as_one_line_of_ascii():
@@ -35,7 +36,7 @@ def test_any_text_survives_as_one_line_of_ascii():
     ],
 )
 def test_a_line_that_is_no_message_is_an_error(line):
-    with pytest.raises((ValueError, RecursionError), match=r"."):
+    with refused((ValueError, RecursionError)):
         decode_line(line)
 
 

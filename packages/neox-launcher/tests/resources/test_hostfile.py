@@ -7,6 +7,7 @@ import pytest
 from neox_config.errors import HostfileError
 from neox_launcher.resources.host import Host
 from neox_launcher.resources.hostfile import host_key, parse_hostfile, read_hostfile
+from support.refusals import refused
 
 
 def test_hosts_keep_the_order_of_the_file():
@@ -41,7 +42,7 @@ def test_a_pipe_that_is_not_closed_is_refused_and_does_not_block(tmp_path, monke
     writer = os.open(path, os.O_RDWR) if writes else None
     if writer is not None:
         os.write(writer, b"worker-1 slots=2\n")
-    with pytest.raises(HostfileError, match=r"cannot be read \(the pipe was not closed within 0.05 s\)"):
+    with refused(HostfileError, "within 0.05", code="not-readable"):
         read_hostfile(path)
     if writer is not None:
         os.close(writer)
@@ -96,35 +97,35 @@ def test_an_invalid_line_is_reported_with_its_number(line):
 
 
 def test_numbers_of_thousands_of_digits_are_refused():
-    with pytest.raises(HostfileError, match="slots must be 1 to 1024") as found:
+    with refused(HostfileError, "1", "1024", code="invalid-lines") as found:
         parse_hostfile(f"a slots={'9' * 5000}\n", "hosts")
     assert len(str(found.value)) < 300
     assert parse_hostfile(f"a slots={'0' * 5000}2\n", "hosts") == (Host("a", (0, 1)),)
 
 
 def test_of_thousands_of_invalid_lines_some_are_shown():
-    with pytest.raises(HostfileError, match="hosts: 10,000 problems") as found:
+    with refused(HostfileError, "10,000 problems", code="invalid-lines") as found:
         parse_hostfile("\n".join(f"worker-{number}" for number in range(10_000)), "hosts")
     assert "line 20  worker-19" in str(found.value)
     assert str(found.value).endswith("... and 9,980 more")
 
 
 def test_all_invalid_lines_are_reported_at_once():
-    with pytest.raises(HostfileError, match=r"hosts: 2 problems(.|\n)*line 1  (.|\n)*line 3  "):
+    with refused(HostfileError, "2 problems", "line 1", "line 3", code="invalid-lines"):
         parse_hostfile("a\nb slots=1\nc\n", "hosts")
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# nothing\n"])
 def test_a_file_without_hosts_is_refused(text):
-    with pytest.raises(HostfileError, match="hosts contains no hosts"):
+    with refused(HostfileError, code="no-hosts"):
         parse_hostfile(text, "hosts")
 
 
 def test_an_unreadable_file_is_refused(tmp_path):
-    with pytest.raises(HostfileError, match=r"nowhere cannot be read \(No such file"):
+    with refused(HostfileError, code="not-readable"):
         read_hostfile(tmp_path / "nowhere")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(HostfileError, match="it is not text"):
+    with refused(HostfileError, code="not-readable"):
         read_hostfile(tmp_path / "binary")
 
 

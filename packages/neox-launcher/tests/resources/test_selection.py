@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from neox_launcher.resources.host import Host
 from neox_launcher.resources.selection import SelectionError, select_hosts
+from support.refusals import shows
 
 POOL = (
     Host("worker-0", (0, 1, 2, 3)),
@@ -86,13 +87,13 @@ def test_unknown_hosts_and_malformed_selections_are_refused(parameter, text):
 def test_hosts_are_listed_if_one_is_not_known():
     with pytest.raises(SelectionError) as found:
         chosen(exclude="worker-9")
-    assert found.value.problem.remedy == "available hosts: worker-0, worker-1, worker-2"
+    assert shows(found.value.problem.remedy, "worker-0, worker-1, worker-2")
 
 
 def test_nothing_left_is_refused():
     with pytest.raises(SelectionError) as found:
         chosen(exclude="worker-0@worker-1@worker-2:0,1")
-    assert found.value.problem.what == "leaves no host to train on"
+    assert shows(found.value.problem.what, "leaves no host")
 
 
 def test_num_nodes_and_num_gpus_select_the_first_ones():

@@ -13,6 +13,7 @@ from neox_launcher.protocol.layout_verification import Finding, LayoutAnswer, La
 from neox_launcher.protocol.outcome import Outcome
 from neox_launcher.verify_layout import verify
 from neox_launcher.verify_layout.verify import LayoutVerification, case_of, plan_of, verify_layouts
+from support.refusals import refused, shows
 from support.settings import TINY
 
 
@@ -40,7 +41,7 @@ def test_a_difference_is_narrowed_down_by_leaving_out_each_kind_of_parallelism(p
     outcome = verify_layouts(wanted, run=workers_that_differ_with_tensor_parallelism)
     assert outcome.exit_code == 1
     printed = capsys.readouterr().out
-    assert "data 2 x pipe 1 x model 2, 4 processes, float64, 3 updates" in printed
+    assert shows(printed, "2 x", "1 x", "2, 4")
     end = "  loss, step 1\n      it differs\n  with tp=1,sp=false: agrees\n  with dp=1: differs, too\n"
     assert end in printed
 
@@ -68,16 +69,14 @@ def test_a_failed_run_has_its_own_exit_code(path):
 def test_gpus_that_are_not_there_are_refused(path, monkeypatch):
     monkeypatch.setattr(verify, "count_gpus", lambda: 2)
     wanted = LayoutVerification(paths=(path,), on_gpus=True)
-    with pytest.raises(
-        LaunchError, match="takes 4 processes, a GPU each, but this machine has 2 visible GPUs"
-    ):
+    with refused(LaunchError, "4 processes", "GPU", "2 visible", code="too-few-gpus"):
         case_of(wanted, "")
     assert case_of(wanted, "dp=1").gpus == 2
 
 
 def test_float64_is_not_for_deepspeed(path):
     wanted = LayoutVerification(paths=(path,), precision="float64")
-    with pytest.raises(LaunchError, match="not possible with DeepSpeed's engine; use --precision configured"):
+    with refused(LaunchError, "DeepSpeed's", "--precision", code="no-float64"):
         case_of(wanted, "engine=deepspeed")
     assert not case_of(LayoutVerification(paths=(path,)), "engine=deepspeed").in_float64
 
@@ -111,9 +110,9 @@ def test_a_refusal_is_printed_before_the_end(tmp_path):
         [*command, "verify-layout", "missing.yml"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert "missing.yml: 1 problem\n\n  file not found" in ended.stderr
+    assert "missing.yml: 1 problem" in ended.stderr
 
 
 def test_the_problems_of_a_layout_are_those_of_the_file(path):
-    with pytest.raises(NeoXError, match=r"job\.yml: .*problem(.|\n)*cannot be divided among 5"):
+    with refused(NeoXError, "job.yml", "among 5"):
         case_of(LayoutVerification(paths=(path,)), "tp=5")

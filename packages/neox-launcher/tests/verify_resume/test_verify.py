@@ -21,6 +21,7 @@ from neox_launcher.protocol.outcome import Failure, Outcome
 from neox_launcher.protocol.verification import Answer, Check, Comparison, Recording
 from neox_launcher.verify_resume.report import render_answer
 from neox_launcher.verify_resume.verify import VerifyRequest, verify_resume
+from support.refusals import refused, shows
 
 
 @pytest.fixture(autouse=True)
@@ -162,7 +163,7 @@ def test_resume_set_changes_only_the_resumed_training(minimal, folder):
 def test_a_difference_exits_with_1_and_is_reported(minimal, folder, capsys):
     assert verify(minimal, Launches(DIFFERS), steps=2).exit_code == 1
     printed = capsys.readouterr().out
-    assert "losses  2 steps   DIFFERENT: 1 of them  1.0e-03 relative" in printed
+    assert shows(printed, "2 steps", "DIFFERENT: 1", "1.0e-03")
     assert printed.endswith(
         "verdict: the trainings differ\nfirst difference: loss of iteration 3: 2 instead of 1\nwhy\n"
     )
@@ -171,9 +172,9 @@ def test_a_difference_exits_with_1_and_is_reported(minimal, folder, capsys):
 def test_progress_is_printed_with_an_estimate_after_the_first_training(minimal, folder, capsys):
     verify(minimal, Launches(), steps=2)
     told = capsys.readouterr().err
-    assert "training 1 of 3: 4 iterations without interruption, from new weights" in told
+    assert shows(told, "training 1", "3: 4")
     assert re.search(r"training 1 of 3 ended after \d+ s", told)
-    assert "training 3 of 3: 2 iterations, resumed at iteration 2" in told
+    assert shows(told, "training 3", "3: 2", "iteration 2")
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -187,7 +188,7 @@ def test_a_failed_training_ends_the_command_with_its_failure(minimal, folder, nu
 def test_a_failed_resumed_training_is_compared_until_its_failure(minimal, folder, capsys):
     outcome = verify(minimal, Launches(failing=3), steps=2)
     assert outcome.exit_code == 7
-    assert "verdict: the resumed training failed; until then it agrees" in capsys.readouterr().out
+    assert "resumed training failed" in capsys.readouterr().out
     launches = Launches(failing=3, restores=False)
     assert verify(minimal, launches, steps=2).exit_code == 7
     assert len(launches.plans) == 3
@@ -197,7 +198,7 @@ def test_a_failed_resumed_training_is_compared_until_its_failure(minimal, folder
 def test_a_training_that_ends_early_without_a_failure_is_not_compared(minimal, folder, number, last):
     """For example after a SIGUSR1 sent only to its workers."""
     launches = Launches(ending_early=number)
-    with pytest.raises(NeoXError, match=f"training {number} of 3 ended before iteration {last}"):
+    with refused(NeoXError, f"training {number}", "3 ended", f"iteration {last}", code="ended-early"):
         verify(minimal, launches, "save=out", "save-interval=3", steps=2)
     assert len(launches.plans) == number
 
@@ -246,48 +247,26 @@ def test_checkpoints_of_another_layout_may_differ_by_rounding(minimal, folder):
 
 WRONG = {
     "nothing": ({}, (), "requires --steps N, or --from and --to"),
-    "too many steps": (
-        {"steps": 6},
-        (),
-        "leaves only 10: give at most --steps 5, or set",
-    ),
+    "too many steps": ({"steps": 6}, (), "leaves only 10: give at most --steps 5, or set"),
     "one iteration": ({"steps": 1}, ("train-iters=1",), "leaves only 1: set a larger train-iters (--set"),
-    "one iteration left": (
-        {"steps": 1},
-        ("train-iters=9", "load=out"),
-        "leaves only 1 after global_step8: set a larger train-iters (--set",
-    ),
+    "one iteration left": ({"steps": 1}, ("train-iters=9", "load=out"),
+        "leaves only 1 after global_step8: set a larger train-iters (--set"),
     "one end": ({"source": "4"}, (), "--from and --to must be given together"),
-    "both": (
-        {"source": "4", "target": "8", "steps": 2},
-        (),
-        "--steps cannot be combined with --from and --to",
-    ),
+    "both": ({"source": "4", "target": "8", "steps": 2}, (),
+        "--steps cannot be combined with --from and --to"),
     "backwards": ({"source": "8", "target": "4"}, (), "--to must be the later checkpoint"),
-    "not kept": (
-        {"source": "4", "target": "9"},
-        (),
-        "--to 9: no such complete checkpoint in out (available:",
-    ),
-    "another training": (
-        {"source": "4", "target": "8"},
-        ("seed=7",),
-        "global_step4 was written with another configuration: seed: 1234 in the checkpoint, 7 in this run",
-    ),
+    "not kept": ({"source": "4", "target": "9"}, (),
+        "--to 9: no such complete checkpoint in out (available:"),
+    "another training": ({"source": "4", "target": "8"}, ("seed=7",),
+        "global_step4 was written with another configuration: seed: 1234 in the checkpoint, 7 in this run"),
     "another batch": ({"steps": 2, "resume_set": ("gas=4",)}, (), "changes train-batch-size from 2 to 8"),
-    "dropout": (
-        {"steps": 2, "resume_set": ("num-gpus=2", "model-parallel-size=2")},
-        ("hidden-dropout=0.1",),
-        "add --set hidden-dropout=0 --set attention-dropout=0 to verify",
-    ),
+    "dropout": ({"steps": 2, "resume_set": ("num-gpus=2", "model-parallel-size=2")}, ("hidden-dropout=0.1",),
+        "add --set hidden-dropout=0 --set attention-dropout=0 to verify"),
     "no states": ({"steps": 2}, ("no-save-optim=true",), "omits the optimizer states from checkpoints"),
-    "local disks": (
-        {"steps": 2},
-        ("checkpoint.use_node_local_storage=true",),
-        "leaves no host with a whole checkpoint",
-    ),
+    "local disks": ({"steps": 2}, ("checkpoint.use_node_local_storage=true",),
+        "leaves no host with a whole checkpoint"),
     "no folder": ({"steps": 2, "work_dir": "nowhere"}, (), "--work-dir nowhere is not a folder"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", WRONG)
@@ -318,7 +297,7 @@ def test_checkpoints_with_a_rollback_in_between_are_refused(minimal, folder):
     keep("out", 6, config=written, training={"left_out": [[0, 4]]})
     keep("out", 8, config=written, training={"left_out": [[0, 4], [24, 28]]})
     settings = ("save=out", "save-interval=4")
-    with pytest.raises(LaunchError, match=r"a rollback between .*global_step6 and .*global_step8 left out"):
+    with refused(LaunchError, "global_step6", "global_step8", code="rollback"):
         verify(minimal, Launches(), *settings, source="6", target="8")
     assert verify(minimal, Launches(), *settings, source="4", target="6").exit_code == 0
 
@@ -328,8 +307,8 @@ def test_a_dry_run_lists_the_trainings_and_starts_nothing(minimal, folder):
     arguments = ["verify-resume", "--config", str(minimal), *options, "--steps", "2", "--dry-run"]
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 0, result.output
-    assert "training 1: 4 iterations without interruption, from new weights" in result.output
-    assert "training 3: 2 iterations, resumed at iteration 2" in result.output
+    assert "1: 4 iterations" in result.output
+    assert shows(result.output, "3: 2", "iteration 2")
     live = CliRunner().invoke(main, [*arguments, "--set", "terminal=live"])
     assert live.exit_code == 0, live.output
 
@@ -337,17 +316,17 @@ def test_a_dry_run_lists_the_trainings_and_starts_nothing(minimal, folder):
 def test_a_damaged_manifest_is_reported_by_its_path(folder):
     path = keep("out", 4)
     (path / "manifest.json").write_text("{")
-    with pytest.raises(LaunchError, match=r"out/global_step4/manifest\.json is damaged"):
+    with refused(LaunchError, "out/global_step4/manifest.json", code="damaged-manifest"):
         find_kept("4", ("out",), option="--from")
 
 
 DAMAGED = {
     "absent": (
         b"global_step9\n",
-        r"out/latest names 'global_step9', which is not a complete checkpoint there",
+        ["out/latest", "'global_step9'"],
     ),
-    "empty": (b"", r"out/latest names '', which is not a complete checkpoint there"),
-    "binary": (b"\xff\xfe", r"out/latest cannot be read"),
+    "empty": (b"", ["out/latest", "''"]),
+    "binary": (b"\xff\xfe", ["out/latest"]),
 }
 
 
@@ -355,9 +334,9 @@ DAMAGED = {
 def test_a_damaged_latest_is_reported_with_a_remedy(folder, case):
     keep("out", 4)
     keep("out", 10)
-    content, message = DAMAGED[case]
+    content, values = DAMAGED[case]
     Path("out/latest").write_bytes(content)
-    with pytest.raises(LaunchError, match=message) as failure:
+    with refused(LaunchError, *values) as failure:
         latest_kept("out")
     assert str(failure.value).endswith("run: echo global_step10 > out/latest")
 
@@ -373,7 +352,7 @@ def test_a_checkpoint_whose_configuration_cannot_be_compared_is_refused(minimal,
     kept = find_kept(str(keep("out", 4)), (), option="--from")
     resolved = resolve(load_config([str(minimal)]), devices=1)
     unknown = replace(kept, config={"num_layers": "many"})
-    with pytest.raises(LaunchError, match="out/global_step4 was written by another version, and its conf"):
+    with refused(LaunchError, "out/global_step4", code="other-version"):
         changed_parameters(unknown, resolved)
 
 
@@ -381,7 +360,7 @@ def test_a_checkpoint_whose_configuration_cannot_be_compared_is_refused(minimal,
 def test_a_checkpoint_whose_configuration_has_another_form_is_refused(minimal, folder, config):
     kept = find_kept(str(keep("out", 4)), (), option="--from")
     resolved = resolve(load_config([str(minimal)]), devices=1)
-    with pytest.raises(LaunchError, match=r"out/global_step4/manifest.json is damaged \(.*; use another"):
+    with refused(LaunchError, "out/global_step4/manifest.json", code="damaged-manifest"):
         changed_parameters(replace(kept, config=config), resolved)
 
 
@@ -399,10 +378,10 @@ def test_the_remedy_for_a_damaged_latest_can_be_pasted_into_a_shell(folder):
 def test_a_damaged_latest_without_any_checkpoint_is_reported(folder):
     Path("out").mkdir()
     Path("out/latest").write_text("global_step9")
-    with pytest.raises(LaunchError, match="not a complete checkpoint there; remove load to start"):
+    with refused(LaunchError, code="incomplete-checkpoint"):
         latest_kept("out")
 
 
 def test_a_skipped_check_shows_its_reason():
     answer = Answer(checks=(Check(name="random streams", compared="", skipped="other sizes"),))
-    assert "random streams  not compared: other sizes" in render_answer(answer)
+    assert "other sizes" in render_answer(answer)

@@ -4,6 +4,7 @@ import pytest
 
 from neox_config.errors import LaunchError
 from neox_launcher.worker.ranks import read_mpi_rank, refuse_mpi_by_hand
+from support.refusals import refused
 
 STARTED_BY = {
     "Open MPI": {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_RANK": "3"},
@@ -31,13 +32,13 @@ def test_the_number_of_ranks_may_be_missing():
 
 @pytest.mark.parametrize("environment", [{}, {"PMI_RANK": ""}, {"PMI_RANK": "x"}, {"RANK": "1"}])
 def test_a_process_without_mpi_variables_is_refused(environment):
-    with pytest.raises(LaunchError, match="this process was not started by MPI"):
+    with refused(LaunchError, "MPI", code="no-mpi"):
         read_mpi_rank(environment)
 
 
 @pytest.mark.parametrize("kind", ["Open MPI", "MVAPICH", "hydra"])
 def test_processes_started_directly_by_mpi_are_refused(kind):
-    with pytest.raises(LaunchError, match=r"as one of 4 processes.*deepspeed-mpi: true"):
+    with refused(LaunchError, "4 processes", "deepspeed-mpi", code="mpi-by-hand"):
         refuse_mpi_by_hand(STARTED_BY[kind])
     refuse_mpi_by_hand(STARTED_BY[kind] | {"RANK": "3", "WORLD_SIZE": "4"})
 

@@ -26,6 +26,7 @@ from neox_launcher.worker.reporting import (
     report_failure,
     worker_file,
 )
+from support.refusals import refused
 
 
 def test_a_report_is_written_for_the_launcher(tmp_path, monkeypatch):
@@ -166,7 +167,7 @@ def test_progress_on_a_full_disk_is_still_a_sign_of_life(tmp_path, monkeypatch):
     progress.report(5)
     assert int(path.read_text()) == 4
     assert path.stat().st_mtime > 0
-    with pytest.raises(NeoXError, match="cannot be written: No space left on device; free disk space"):
+    with refused(NeoXError, code="not-writable"):
         Progress(1)
 
 

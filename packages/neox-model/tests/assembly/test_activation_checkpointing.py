@@ -20,6 +20,7 @@ from neox_model.parallel.logical import named_logical_parameters
 from neox_model.parallel.random import seed_streams
 from neox_model.parallel.topology import create_groups
 from support.distributed import run_ranks
+from support.refusals import refused
 from support.settings import resolved_from, specs_from
 
 DROPOUT = {"hidden_dropout": 0.2, "attention_dropout": 0.2, "num_layers": 4}
@@ -145,7 +146,7 @@ def test_one_buffer_holds_all_inputs_and_their_places_are_used_again():
     keeper = InputStorage(slots=2)
     first, second = pack(keeper, torch.ones(3, 2), torch.full((3, 2), 2.0))
     assert first.share.untyped_storage().data_ptr() == second.share.untyped_storage().data_ptr()
-    with pytest.raises(ModelError, match=r"more than 2 inputs .* number_checkpoints"):
+    with refused(ModelError, "2 inputs", "number_checkpoints"):
         pack(keeper, torch.ones(3, 2))
     place = first.share.data_ptr()
     del first

@@ -13,6 +13,7 @@ from neox_model.optim.adam import UncorrectedAdam
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.optim.mixed_precision import skips_on_device
 from neox_model.parallel.groups import SINGLE_RANK
+from support.refusals import refused
 from support.settings import resolved_from
 
 MODEL = torch.nn.Linear(3, 2)
@@ -53,9 +54,7 @@ def test_switches_of_adam_and_further_arguments_reach_the_optimizer():
 def test_an_optimizer_for_the_cpu_does_not_run_elsewhere_unless_zero_moves_its_states():
     elsewhere = torch.nn.Linear(3, 2, device="meta")
     settings = {"optimizer": {"type": "CPU_Adam", "params": {"lr": 0.1}}}
-    with pytest.raises(
-        ConfigError, match=r"CPU_Adam requires CPU-resident or offloaded parameters, but .* meta"
-    ):
+    with refused(ConfigError, "CPU_Adam", "CPU-resident"):
         built(settings, elsewhere)
     zero = {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}}
     built(settings | zero, MODEL)
@@ -78,7 +77,7 @@ def test_a_class_of_torch_optim_gets_the_arguments_that_were_given():
     ],
 )
 def test_values_that_the_class_does_not_take_are_refused(kind, arguments, why):
-    with pytest.raises(ConfigError, match=rf"optimizer\.params: torch\.optim\.{kind} rejects .*{why}"):
+    with refused(ConfigError, f"optimizer.params: torch.optim.{kind}", why):
         build(kind, **arguments)
 
 
@@ -110,7 +109,7 @@ def test_the_table_of_optimizers_has_the_defaults_of_the_classes_that_are_built(
 
 def test_an_optimizer_that_is_not_built_is_refused_with_the_possible_ones(monkeypatch):
     monkeypatch.delitem(OPTIMIZERS, "zerooneadam")
-    with pytest.raises(ConfigError, match=r"unknown optimizer 'ZeroOneAdam'; .*adam, adamax"):
+    with refused(ConfigError, "'ZeroOneAdam'"):
         build("ZeroOneAdam")
 
 

@@ -5,6 +5,7 @@ import pytest
 from neox_config.errors import NeoXError
 from neox_model.assembly.zero_sharding import partitioned_as_built
 from neox_model.parallel.groups import SINGLE_PROCESS
+from support.refusals import refused
 from support.settings import resolved_from
 
 OFFLOAD = {"offload_optimizer": {"device": "nvme", "nvme_path": "x"}}
@@ -22,7 +23,7 @@ def test_a_missing_operator_is_refused_with_its_installation(monkeypatch, settin
     for module in ("build", "compat"):
         monkeypatch.setattr(f"neox_model.engine.deepspeed.{module}.installed_ops", {})
     resolved = resolved_from({"engine": "deepspeed", "zero_optimization": {"stage": 3, **settings}})
-    with pytest.raises(NeoXError, match=f"operator {operator}, which is not installed; .*{variable}"):
+    with refused(NeoXError, f"operator {operator}", variable):
         partitioned_as_built(resolved.run, SINGLE_PROCESS)
 
 
@@ -35,5 +36,5 @@ def test_an_operator_that_cannot_be_loaded_is_refused_with_the_reason(monkeypatc
     monkeypatch.setattr("neox_model.engine.deepspeed.compat.installed_ops", {"async_io": True})
     monkeypatch.setattr("neox_model.engine.deepspeed.compat.AsyncIOBuilder.load", fail)
     resolved = resolved_from({"engine": "deepspeed", "zero_optimization": {"stage": 3, **OFFLOAD}})
-    with pytest.raises(NeoXError, match=rf"async_io, which cannot be loaded \({error}\); .*run tools/aio.sh"):
+    with refused(NeoXError, "async_io", f"({error})", "tools/aio.sh"):
         partitioned_as_built(resolved.run, SINGLE_PROCESS)

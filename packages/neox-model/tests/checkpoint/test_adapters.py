@@ -17,6 +17,7 @@ from neox_model.inspection.cli import main
 from neox_model.parallel.groups import SINGLE_PROCESS
 from support.adapter_files import write_adapters
 from support.checkpoint_edits import edit_manifest, edit_tensors, write_tensors
+from support.refusals import refused, shows
 
 QKV, DENSE = "layers.0.attention.qkv", "layers.0.attention.dense"
 
@@ -108,7 +109,7 @@ def test_values_that_no_adapters_have_are_named(adapters, tmp_path, name, value,
 @pytest.mark.parametrize("name", ["lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules"])
 def test_missing_values_are_named(adapters, name):
     edit_manifest(adapters, "config", {}, without=[name])
-    with pytest.raises(DamagedCheckpointError, match=f"config / {name} is missing; restore"):
+    with refused(DamagedCheckpointError, name, code="damaged-manifest"):
         Adapters(adapters)
 
 
@@ -118,38 +119,29 @@ def test_missing_values_are_named(adapters, name):
         (
             "lora_rank",
             65_536,
-            r"has the shape \(3, \d\), but lora_rank 65536 and .* require \(65536, \d\); ",
+            "lora_rank 65536 and",
         ),
-        ("lora_rank", 2, r"has the shape \(3, \d\), but lora_rank 2 "),
-        ("lora_target_modules", ["qkv"], rf"has adapters of matrices that .* does not have: {DENSE}; "),
-        ("lora_target_modules", [], rf"has adapters of matrices that .* does not have: {DENSE}, {QKV}; "),
+        ("lora_rank", 2, "but lora_rank 2"),
+        ("lora_target_modules", ["qkv"], DENSE),
+        ("lora_target_modules", [], f"{DENSE}, {QKV}"),
     ],
 )
 def test_values_that_do_not_fit_the_tensors_are_refused(adapters, tmp_path, name, value, message):
     edit_manifest(adapters, "config", {name: value})
-    with pytest.raises(CheckpointError, match=message):
+    with refused(CheckpointError, message):
         merge_adapters(adapters, tmp_path / "merged")
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {f"{QKV}.adapter.b": torch.ones(7, 3)},
-            r"qkv.adapter.b has the shape \(7, 3\), .* require \(6, 3\)",
-        ),
-        ({f"{QKV}.adapter.a": torch.ones(3)}, r"qkv.adapter.a has the shape \(3,\), .* require \(3, 4\)"),
-        ({f"{QKV}.adapter.a": None}, "does not contain whole adapters"),
-        (
-            {f"{QKV}.adapter.a": None, f"{QKV}.adapter.b": None},
-            f"lacks adapters of matrices that .*: {QKV}; ",
-        ),
-        (
-            {f"layers.9.{QKV[9:]}.adapter.{side}": torch.ones(3, 3) for side in "ab"},
-            "does not have: layers.9.",
-        ),
+        ({f"{QKV}.adapter.b": torch.ones(7, 3)}, "qkv.adapter.b has the"),
+        ({f"{QKV}.adapter.a": torch.ones(3)}, "qkv.adapter.a has the"),
+        ({f"{QKV}.adapter.a": None}, "contain whole adapters"),
+        ({f"{QKV}.adapter.a": None, f"{QKV}.adapter.b": None}, QKV),
+        ({f"layers.9.{QKV[9:]}.adapter.{side}": torch.ones(3, 3) for side in "ab"}, "layers.9"),
     ],
-)
+)  # fmt: skip
 def test_adapters_that_do_not_fit_the_base_are_refused(adapters, tmp_path, change, message):
     def edit(tensors):
         for name, values in change.items():
@@ -159,7 +151,7 @@ def test_adapters_that_do_not_fit_the_base_are_refused(adapters, tmp_path, chang
                 tensors[name] = values
 
     edit_tensors(adapters, edit)
-    with pytest.raises(CheckpointError, match=message):
+    with refused(CheckpointError, message):
         merge_adapters(adapters, tmp_path / "merged")
     assert not list(tmp_path.glob("merged/*"))
 
@@ -191,11 +183,11 @@ def test_a_record_of_the_base_of_another_form_is_refused(adapters, tmp_path, rec
             config={},
             writable=nullcontext,
         )
-    assert str(caught.value) == f"finding the base in {base} failed: {message}"
+    assert shows(caught.value, f"{base} failed", message)
 
 
 @pytest.mark.parametrize("folder", ["../../elsewhere", "x" * 300, "/proc/self/mem"])
 def test_a_base_that_is_not_there_is_refused(adapters, tmp_path, folder):
     record = Manifest.read(adapters).config["base"] | {"folder": folder}
     edit_manifest(adapters, "config", {"base": record})
-    assert "give its folder with --base" in refusal(adapters, tmp_path / "merged")
+    assert "folder with --base" in refusal(adapters, tmp_path / "merged")

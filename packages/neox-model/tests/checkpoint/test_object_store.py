@@ -26,6 +26,7 @@ from neox_model.checkpoint.upload import upload
 from neox_model.checkpoint.uploads import Uploads
 from neox_model.parallel.groups import SINGLE_PROCESS
 from support.checkpoint_runs import Run
+from support.refusals import refused
 
 URL = "memory://bucket/run"
 CHUNK = 5 * 2**20
@@ -103,7 +104,7 @@ def test_a_store_that_goes_away_shows_the_earlier_checkpoint_until_the_new_one_i
     upload(folder, DyingStore(url))
     second, folder = saved(tmp_path / "save", updates=2)
     for death in range(4):
-        with pytest.raises(CheckpointError, match="went away"):
+        with refused(CheckpointError, "went away"):
             upload(folder, DyingStore(url, dies_before=death))
         run = loaded(url, tmp_path / "cache")
         assert run is not None
@@ -119,14 +120,14 @@ def test_a_replaced_checkpoint_is_the_old_one_or_incomplete_or_the_new_one(tmp_p
     upload(folder, DyingStore(URL))
     new, folder = saved(tmp_path / "save")
     for death in range(4):
-        with pytest.raises(CheckpointError, match="went away"):
+        with refused(CheckpointError, "went away"):
             upload(folder, DyingStore(URL, dies_before=death))
         if death == 0:
             assert loaded(URL, tmp_path / "cache").weights == old.weights
             continue
         expected = new.weights if death == 3 else None
         if expected is None:
-            with pytest.raises(CheckpointError, match=r"names 'global_step1', which is not a complete"):
+            with refused(CheckpointError, "'global_step1'"):
                 loaded(URL, tmp_path / "cache")
         else:
             assert loaded(URL, tmp_path / "cache").weights == expected
@@ -159,7 +160,7 @@ def test_a_checkpoint_that_is_deleted_meanwhile_stays_incomplete(tmp_path):
 def test_a_truncated_shard_is_not_uploaded(tmp_path):
     _, folder = saved(tmp_path / "save")
     os.truncate(folder / "shard-00000.safetensors", 100)
-    with pytest.raises(CheckpointError, match="damaged: it has 100 bytes instead of"):
+    with refused(CheckpointError, "100 bytes"):
         upload(folder, DyingStore(URL))
     assert loaded(URL, tmp_path / "cache") is None
 
@@ -171,7 +172,7 @@ def test_a_damaged_shard_in_the_store_is_refused_by_its_checksum(tmp_path, memor
     content = bytearray(memory.cat_file(path))
     content[-1] ^= 1
     memory.pipe_file(path, bytes(content))
-    with pytest.raises(CheckpointError, match=r"downloaded 2 times: .* checksum of .* does not match"):
+    with refused(CheckpointError, "2 times"):
         loaded(URL, tmp_path / "cache")
 
 
@@ -226,7 +227,7 @@ def test_a_damaged_download_is_repaired(tmp_path, caplog, is_cut):
     shard.write_bytes(content[:-1] if is_cut else content[:-1] + bytes([content[-1] ^ 1]))
     assert loaded(URL, tmp_path / "cache").weights == run.weights
     assert shard.read_bytes() == content
-    assert "global_step1 is damaged: downloading what is damaged again" in caplog.text
+    assert "global_step1 is damaged" in caplog.text
 
 
 class PartsStore(ObjectStore):
@@ -266,7 +267,7 @@ def test_of_a_checkpoint_whose_states_are_not_read_only_the_weights_are_download
     # What is there is not downloaded again.
     received = store.received
     assert (weights_only(tmp_path / "cache"), store.received) == (cached, received)
-    with pytest.raises(CheckpointError, match=r"damaged: the checksum of .*/exp_avg.* does not match"):
+    with refused(CheckpointError, "/exp_avg"):
         Run(width=5_000, layers=3).load(cached)
     whole = local_folder(URL, SINGLE_PROCESS, cache=str(tmp_path / "cache"), patience=0.0)
     assert whole is not None
@@ -287,7 +288,7 @@ def test_damage_in_the_store_is_found_in_what_is_downloaded(tmp_path, memory, mo
     content[first] ^= 1
     memory.pipe_file(path, bytes(content))
     if tensor == "0":
-        with pytest.raises(CheckpointError, match=r"downloaded 2 times: .* checksum of layers.0 does not"):
+        with refused(CheckpointError, "2 times", "layers.0"):
             weights_only(tmp_path / "cache")
         return
     again = Run(layers=2)
@@ -303,14 +304,14 @@ def test_a_truncated_object_is_refused_by_its_size(tmp_path, memory, left):
     path = f"/bucket/run/global_step1/{file}"
     memory.pipe_file(path, memory.cat_file(path)[:left])
     found = left if left > 0 else size + left
-    with pytest.raises(CheckpointError, match=rf"downloaded 2 times: .*has {found:,} bytes instead of"):
+    with refused(CheckpointError, "2 times", f"{found:,} bytes"):
         weights_only(tmp_path / "cache")
 
 
 def test_a_local_file_that_fails_is_neither_repeated_nor_an_error_of_the_store(tmp_path, caplog):
     store = ObjectStore(URL, chunk_bytes=CHUNK, patience=0.1)
     store.write("name", io.BytesIO(b"content"))
-    with pytest.raises(CheckpointError, match=r"^/dev/full: "):
+    with refused(CheckpointError, "/dev/full"):
         store.download("name", Path("/dev/full"))
     with pytest.raises(IsADirectoryError):
         store.download("name", tmp_path)
@@ -319,7 +320,7 @@ def test_a_local_file_that_fails_is_neither_repeated_nor_an_error_of_the_store(t
         def read(self, size: int | None = -1) -> bytes:
             raise OSError(5, "Input/output error")
 
-    with pytest.raises(CheckpointError, match=r"a local file: .*Input/output error"):
+    with refused(CheckpointError, "Input/output"):
         store.write("name", Broken())
     assert caplog.messages == []
 
@@ -367,7 +368,7 @@ def test_an_object_is_sent_in_parts_and_appears_when_all_are_there(monkeypatch):
     for patience, fails_at in ((0.0, 0), (0.0, 2), (0.5, 2)):
         store._patience, store._system = patience, PartsSystem(fails_at=fails_at)
         if fails_at and not patience:
-            with pytest.raises(CheckpointError, match="OSError: unplugged"):
+            with refused(CheckpointError, "OSError: unplugged"):
                 store.write("name", io.BytesIO(content))
             assert (store._system.objects, store._system.discarded) == ({}, 1)
             continue
@@ -387,7 +388,7 @@ def test_an_absent_bucket_is_no_empty_store(tmp_path, monkeypatch):
     store = ObjectStore("memory://bucket/run", chunk_bytes=CHUNK, patience=0.0)
     assert object_store.latest_in(store) is None
     store._has_folders = False
-    with pytest.raises(CheckpointError, match="the bucket 'bucket' does not exist; create it, or correct"):
+    with refused(CheckpointError, "'bucket'"):
         object_store.latest_in(store)
 
 
@@ -397,20 +398,20 @@ def test_a_store_without_checkpoint_is_empty_whatever_was_downloaded_before(tmp_
     assert loaded(URL, tmp_path / "cache") is not None
     memory.store.clear()
     assert loaded(URL, tmp_path / "cache") is None
-    with pytest.raises(CheckpointError, match="memory://bucket/run contains no checkpoint; set load to"):
+    with refused(CheckpointError, "memory://bucket/run", code="no-checkpoint"):
         downloads.folder_with_weights(URL, SINGLE_PROCESS, cache=str(tmp_path / "cache"))
 
 
 @pytest.mark.parametrize(
     ("latest", "problem"),
     [
-        (None, "latest is missing; if no upload is running, write global_step1 into it"),
+        (None, "global_step1 into it"),
         (
             b"global_step7\n",
-            r"latest names 'global_step7', which is not a complete .*; if no .*step1",
+            "'global_step7', which is",
         ),
-        (b"../other\n", r"latest names '\.\./other', which is not"),
-        (b"\xff", "latest names .*, which is not a complete checkpoint"),
+        (b"../other\n", "'../other', which is"),
+        (b"\xff", "a complete checkpoint"),
     ],
 )
 def test_a_store_whose_latest_is_wrong_is_refused(tmp_path, memory, latest, problem):
@@ -419,7 +420,7 @@ def test_a_store_whose_latest_is_wrong_is_refused(tmp_path, memory, latest, prob
     memory.rm_file(f"/bucket/run/{LATEST}")
     if latest is not None:
         memory.pipe_file(f"/bucket/run/{LATEST}", latest)
-    with pytest.raises(CheckpointError, match=problem):
+    with refused(CheckpointError, problem):
         loaded(URL, tmp_path / "cache")
 
 
@@ -443,17 +444,17 @@ def test_a_failing_operation_is_repeated_and_reported(monkeypatch, caplog):
         f"reading {URL}/name failed: TimeoutError: slow; trying again in 1 s",
     ]
     failures += [OSError("unplugged")] * 9
-    with pytest.raises(CheckpointError, match="reading memory://bucket/run/name failed: OSError: unplugged"):
+    with refused(CheckpointError, "memory://bucket/run/name"):
         store.read("name")
     assert pauses[2:] == [0.5, 1.0, 2.0, 0.5]
     failures[:] = [PermissionError("no key")] * 2
-    with pytest.raises(CheckpointError, match="PermissionError: no key"):
+    with refused(CheckpointError, "PermissionError"):
         store.read("name")
     assert len(failures) == 1
 
 
 def test_an_unknown_kind_of_store_names_what_is_missing():
-    with pytest.raises(CheckpointError, match=r"cannot open nothing://bucket: .*nothing"):
+    with refused(CheckpointError, code="not-openable"):
         ObjectStore("nothing://bucket", chunk_bytes=CHUNK)
 
 
@@ -489,7 +490,7 @@ def test_a_failed_upload_is_an_error_in_the_log_and_of_the_last_one_an_exception
     uploads = Uploads(tmp_path / "save", url, chunk_bytes=CHUNK, patience=0.0)
     _, folder = saved(tmp_path / "save")
     uploads.submit(folder)
-    with pytest.raises(CheckpointError, match=r"global_step1, is complete there, but was not uploaded"):
+    with refused(CheckpointError, "global_step1"):
         uploads.finish()
     (message,) = (record.getMessage() for record in caplog.records if record.levelname == "ERROR")
     assert message.startswith(f"{folder} was not uploaded to {url}: ")
@@ -542,7 +543,7 @@ def test_an_upload_that_cannot_start_is_a_failed_upload(tmp_path, monkeypatch, c
     (message,) = (record.getMessage() for record in caplog.records if record.levelname == "ERROR")
     assert message.endswith("its process cannot be started: [Errno 28] No space left on device")
     assert folders.marks_of_uploads(tmp_path / "save") == []
-    with pytest.raises(CheckpointError, match="No space left on device"):
+    with refused(CheckpointError, "No space left"):
         uploads.finish()
     uploads.submit(folder)
     with monkeypatch.context() as context:

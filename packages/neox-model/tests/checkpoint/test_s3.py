@@ -17,6 +17,7 @@ from neox_model.checkpoint.uploads import Uploads
 from neox_model.parallel.groups import SINGLE_PROCESS
 from support.checkpoint_runs import Run
 from support.cut_connections import Proxy, proxied
+from support.refusals import refused
 from support.s3_server import BUCKET, CREDENTIALS, REQUIRES_S3, emptied_bucket, refusing, serving
 
 pytestmark = [pytest.mark.slow, REQUIRES_S3]
@@ -107,9 +108,9 @@ def test_a_server_that_stays_away_fails_the_upload_and_keeps_the_earlier_checkpo
     _, folder = saved(tmp_path / "save", updates=2, width=WIDTH)
     proxy.cut_after(8_000_000)
     uploads = uploading(folder, patience=1.0)
-    with pytest.raises(CheckpointError, match=f"was not uploaded to {URL}: writing {URL}/global_step2/"):
+    with refused(CheckpointError, URL, f"{URL}/global_step2/"):
         uploads.finish()
-    with pytest.raises(CheckpointError, match=f"reading {URL}/{LATEST} failed"):
+    with refused(CheckpointError, f"reading {URL}/{LATEST} failed"):
         loaded(tmp_path / "cache", width=4)
     proxy.mend()
     run = loaded(tmp_path / "cache", width=4)
@@ -121,13 +122,13 @@ def test_a_bucket_that_does_not_exist_is_refused_without_repeating(tmp_path, pro
     _, folder = saved(tmp_path / "save", updates=1, width=4)
     uploads = Uploads(folder.parent, "s3://absent/run", chunk_bytes=MULTIPART_BYTES, patience=600.0)
     uploads.submit(folder)
-    with pytest.raises(CheckpointError, match=r"s3://absent/run: writing .* failed: .*bucket"):
+    with refused(CheckpointError, "s3://absent/run"):
         uploads.finish()
 
 
 def test_wrong_credentials_are_refused_before_the_training_without_repeating(tmp_path, proxy, store, server):
     (tmp_path / "save").mkdir()
-    with refusing(server), pytest.raises(CheckpointError, match=f"cannot be uploaded to {URL}: .*Permission"):
+    with refusing(server), refused(CheckpointError, URL):
         claim_store(URL, tmp_path / "save", load=None, patience=600.0)
     assert not store.find(BUCKET)
     assert claim_store(URL, tmp_path / "save", load=None)
@@ -144,6 +145,6 @@ def test_a_damaged_object_is_not_loaded(tmp_path, proxy, store, damage):
         store.rm_file(shard)
     else:
         store.pipe_file(shard, bytes(data if damage == "flipped" else data[:-9]))
-    reason = "it does not exist" if damage == "absent" else "downloaded 2 times: .*shard-00000"
-    with pytest.raises(CheckpointError, match=reason):
+    reason = ["not exist"] if damage == "absent" else ["2 times", "shard-00000"]
+    with refused(CheckpointError, *reason):
         loaded(tmp_path / "cache", width=4)

@@ -35,6 +35,7 @@ from neox_model.versions import package_versions
 from support.checkpoint_edits import edit_manifest
 from support.checkpoint_runs import COUNTS, CURVE, CYCLE, STATE, Run
 from support.distributed import run_ranks
+from support.refusals import refused, shows
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def test_an_empty_folder_means_from_scratch_for_training_and_is_an_error_for_gen
     run = Run()
     run.load(tmp_path / "none")
     assert run.iteration is None
-    with pytest.raises(CheckpointError, match="none contains no checkpoint"):
+    with refused(CheckpointError, code="no-checkpoint"):
         load_weights(tmp_path / "none", model=run.model, groups=SINGLE_PROCESS, config={})
 
 
@@ -135,12 +136,12 @@ def test_optimizer_states_can_be_left_out_when_loading_or_saving(tmp_path, train
         assert not run.engine.update.optimizer.state
         assert run.schedule.state == {"applied_updates": 2}
     remedy = "to continue with new ones, set finetune: false, no-load-optim: true; to start at iteration 0"
-    with pytest.raises(CheckpointError, match=f"contains no optimizer states; {remedy}"):
+    with refused(CheckpointError, remedy, code="no-optimizer-states"):
         Run().load(tmp_path / "weights")
     # As a checkpoint that was converted from GPT-NeoX.
     trained.save(tmp_path / "bare", save_optimizer=False, save_rng=False)
     every = "no-load-optim: true, no-load-rng: true, override-lr-scheduler: true; to start"
-    with pytest.raises(CheckpointError, match=f"set finetune: false, {every}"):
+    with refused(CheckpointError, every, code="no-optimizer-states"):
         Run().load(tmp_path / "bare")
 
 
@@ -179,7 +180,7 @@ def test_learning_rate_curves_must_agree_or_one_must_be_chosen(tmp_path, trained
     trained.save(tmp_path)
     run = Run()
     run.schedule.curve = other = replace(CURVE, peak=0.2)
-    with pytest.raises(CheckpointError, match=r"lr is 0\.1 in the .*, 0\.2 in .*; set override-lr-scheduler"):
+    with refused(CheckpointError, "0.1", "0.2", "override-lr-scheduler"):
         run.load(tmp_path)
     run.load(tmp_path, schedule_source="config")
     assert (run.schedule.curve, run.schedule.state) == (other, {"applied_updates": 2})
@@ -195,18 +196,14 @@ def test_the_class_of_the_curve_is_stored_and_compared(tmp_path, trained):
     stored = Manifest.read(trained.save(tmp_path)).schedule
     assert (stored["class"], stored["curve"]) == ("WarmupLR", asdict(WARMUP))
     run = Run()
-    with pytest.raises(
-        CheckpointError,
-        match="schedule differs from the configuration's: it is WarmupLR in the checkpoint, "
-        "WarmupThenDecay in this run; set override-lr-scheduler: true",
-    ):
+    with refused(CheckpointError, "WarmupLR", "WarmupThenDecay", "override-lr-scheduler"):
         run.load(tmp_path)
     run.load(tmp_path, schedule_source="config")
     assert run.schedule.curve == CURVE
     run.load(tmp_path, schedule_source="checkpoint")
     assert run.schedule.curve == WARMUP
     run.schedule.curve = replace(WARMUP, warmup_num_steps=7)
-    with pytest.raises(CheckpointError, match="warmup_num_steps is 9 in the checkpoint, 7 in this run"):
+    with refused(CheckpointError, "warmup_num_steps", "9", "7"):
         run.load(tmp_path)
 
 
@@ -215,9 +212,7 @@ def test_a_checkpoint_whose_curve_changes_a_momentum_that_the_optimizer_lacks_is
     trained.save(tmp_path)
     run = Run()
     before = run.weights
-    with pytest.raises(
-        CheckpointError, match="OneCycle, changes the momentum, and this run's optimizer has none"
-    ):
+    with refused(CheckpointError, "OneCycle"):
         run.load(tmp_path, schedule_source="checkpoint")
     assert run.weights == before
     run.load(tmp_path, schedule_source="config")
@@ -225,24 +220,20 @@ def test_a_checkpoint_whose_curve_changes_a_momentum_that_the_optimizer_lacks_is
 
 
 @pytest.mark.parametrize(
-    ("sizes", "message"),
+    ("sizes", "values"),
     [
-        (
-            {"width": 5},
-            r"layers.0 has the shape \(4, 3\) .* \(5, 3\) .* hidden-size: 4 in the checkpoint, 5 in this run",
-        ),
-        ({"layers": 2}, "layers.1 is not in the checkpoint; num-layers: 1 in the checkpoint, 2 in this run"),
+        ({"width": 5}, ["layers.0", "(4, 3)", "(5, 3)", "hidden-size: 4", "5"]),
+        ({"layers": 2}, ["layers.1", "num-layers: 1", "2"]),
     ],
 )
-def test_another_model_is_refused_with_the_parameters_that_differ(tmp_path, trained, sizes, message):
+def test_another_model_is_refused_with_the_parameters_that_differ(tmp_path, trained, sizes, values):
     trained.save(tmp_path)
-    difference = message.rpartition("; ")[2].rpartition(" .* ")[2]
-    with pytest.raises(CheckpointError, match=f"contains a different model: {difference}; .* finetune: true"):
+    with refused(CheckpointError, *values[-2:], "finetune: true", code="different-model"):
         Run(**sizes).load(tmp_path)
-    with pytest.raises(CheckpointError, match=message):
+    with refused(CheckpointError, *values):
         Run(**sizes).load(tmp_path, finetune=True)
     run = Run(**sizes)
-    with pytest.raises(CheckpointError, match=difference):
+    with refused(CheckpointError, *values[-2:]):
         load_weights(tmp_path, model=run.model, groups=SINGLE_PROCESS, config=run.config)
 
 
@@ -258,23 +249,15 @@ def test_different_function_of_the_same_weights_requires_finetune(tmp_path, trai
     trained.save(tmp_path)
     run = changed(Run(), "model", activation="relu")
     before = run.weights
-    with pytest.raises(
-        CheckpointError, match=r"activation: gelu in the checkpoint, relu in this run; .*finetune: true"
-    ):
+    with refused(CheckpointError, "activation", "gelu", "relu", "finetune: true", code="different-model"):
         run.load(tmp_path)
-    with pytest.raises(
-        CheckpointError, match="activation: gelu in the checkpoint, relu in this run; set the checkpoint's"
-    ):
+    with refused(CheckpointError, "activation", "gelu", "relu", code="different-model"):
         load_weights(tmp_path, model=run.model, groups=SINGLE_PROCESS, config=run.config)
     assert run.weights == before
     with caplog.at_level(logging.WARNING):
         run.load(tmp_path, finetune=True)
     assert run.weights == trained.weights
-    assert caplog.messages == [
-        "finetune: the model differs from the checkpoint's:\n"
-        "  parameter   checkpoint  this run\n"
-        "  activation  gelu        relu"
-    ]
+    assert shows(caplog.messages, "finetune", "activation", "gelu", "relu")
 
 
 def test_another_training_is_one_table_in_the_log(tmp_path, trained, caplog):
@@ -285,12 +268,7 @@ def test_another_training_is_one_table_in_the_log(tmp_path, trained, caplog):
         assert caplog.messages == []
         run.load(tmp_path)
     # An older version without `warmup` had its default.
-    assert caplog.messages == [
-        "the training continues with settings that differ from the checkpoint's:\n"
-        "  parameter         checkpoint  this run\n"
-        "  train-batch-size  16          32\n"
-        "  warmup            0.01        0.5"
-    ]
+    assert shows(caplog.messages, "train-batch-size", "16", "32", "0.01", "0.5")
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         run.load(tmp_path, schedule_source="checkpoint")
@@ -300,10 +278,7 @@ def test_another_training_is_one_table_in_the_log(tmp_path, trained, caplog):
 def test_incompatible_optimizer_states_are_refused(tmp_path, trained):
     trained.save(tmp_path)
     run = changed(Run(), "training", optimizer__params__adam_w_mode=False)
-    with pytest.raises(
-        CheckpointError,
-        match=r"params.adam-w-mode: true in the checkpoint, false in this run; .*no-load-optim: true",
-    ):
+    with refused(CheckpointError, "params.adam-w-mode", "no-load-optim"):
         run.load(tmp_path)
     run.load(tmp_path, load_optimizer=False)
     assert run.weights == trained.weights
@@ -339,7 +314,7 @@ def test_an_error_of_the_engine_is_reported_without_its_class_name(tmp_path, tra
         raise ModelError("offloaded to nvme")
 
     monkeypatch.setattr(trained.engine.update, "held", held)
-    with pytest.raises(CheckpointError, match=r"failed: offloaded to nvme$"):
+    with refused(CheckpointError, "offloaded to nvme"):
         trained.save(tmp_path)
     assert list(tmp_path.glob("global_step*")) == []
 
@@ -367,7 +342,7 @@ def test_batch_sizes_that_do_not_account_for_the_samples_are_unknown(tmp_path, t
 def test_checkpoint_with_an_unknown_number_of_samples_is_refused(tmp_path, trained, recorded):
     trained.state.state = recorded
     trained.save(tmp_path)
-    with pytest.raises(CheckpointError, match=r"does not record the number of samples read.*; set finetune"):
+    with refused(CheckpointError, "number of samples", "finetune"):
         Run().load(tmp_path)
 
 
@@ -378,7 +353,7 @@ def test_a_checkpoint_without_a_count_is_refused(tmp_path, trained, missing, wha
     trained.state.state = {"iteration": 2, "samples": 20, "validation_samples": 0, **COUNTS}
     del trained.state.state[missing]
     trained.save(tmp_path)
-    with pytest.raises(CheckpointError, match=rf"does not record the number of {what}; set finetune"):
+    with refused(CheckpointError, what):
         Run().load(tmp_path)
     assert read_training_state(tmp_path, groups=SINGLE_PROCESS)["samples"] == 20
 
@@ -387,13 +362,13 @@ def test_a_smaller_model_does_not_silently_leave_layers_out(tmp_path):
     run = Run(layers=2)
     run.train()
     run.save(tmp_path)
-    with pytest.raises(CheckpointError, match=r"layers\.1 is in the checkpoint but not in this model"):
+    with refused(CheckpointError, "layers.1", code="different-model"):
         Run().load(tmp_path, finetune=True)
 
 
 def test_another_optimizer_is_refused_unless_its_states_mean_the_same(tmp_path, trained):
     trained.save(tmp_path)
-    with pytest.raises(CheckpointError, match="states are those of AdamW, but this run's optimizer is SGD"):
+    with refused(CheckpointError, "AdamW", "SGD"):
         Run(optimizer=torch.optim.SGD).load(tmp_path)
     run = Run(optimizer=torch.optim.Adam)
     run.load(tmp_path)
@@ -415,7 +390,7 @@ def test_states_that_are_no_tensors_and_no_numbers_are_refused(tmp_path):
     run = Run(optimizer=torch.optim.SGD)
     run.train()
     run.engine.update.optimizer.state[run.model.layers[0]] = {"history": [1, 2]}
-    with pytest.raises(CheckpointError, match=r"state 'history' of layers.0 in SGD is list; .* no-save"):
+    with refused(CheckpointError, "'history'", "layers.0", "SGD", "no-save"):
         run.save(tmp_path)
     run.save(tmp_path, save_optimizer=False)
 
@@ -463,7 +438,7 @@ def test_unknown_format_is_reported(tmp_path, trained):
     path = trained.save(tmp_path) / MANIFEST
     document = json.loads(path.read_text())
     path.write_text(json.dumps(document | {"format": "neox-checkpoint-9"}))
-    with pytest.raises(CheckpointError, match="has the format 'neox-checkpoint-9', but this version reads"):
+    with refused(CheckpointError, "'neox-checkpoint-9'"):
         Run().load(tmp_path)
 
 
@@ -476,7 +451,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_nothing_half(tmp_path, train
 
     with monkeypatch.context() as patched:
         patched.setattr("os.fsync", full)
-        with pytest.raises(CheckpointError, match=r"saving .*global_step3 failed: .*No space left on device"):
+        with refused(CheckpointError, "global_step3"):
             trained.save(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step2", "latest"]
     trained.save(tmp_path)
@@ -505,7 +480,7 @@ def load_another_model(directory: str) -> str:
 def test_a_failure_on_all_ranks_names_none(tmp_path):
     first, second = run_ranks(load_another_model, size=2, directory=str(tmp_path))
     assert first == second
-    assert "global_step0 failed: the checkpoint" in first
+    assert "global_step0 failed" in first
 
 
 def fail_on_one_rank(directory: str) -> tuple[list[str], list[bool]]:
@@ -541,9 +516,9 @@ def test_a_failure_on_one_rank_is_the_same_error_on_all(tmp_path):
     assert first[0] == second[0]
     assert (first[1], second[1]) == ([True, True], [False, False])
     saving, loading = first[0]
-    assert "failed on rank 1" in saving
-    assert "No space left on device" in saving
-    assert "shard-00001.safetensors: No such file" in loading
+    assert "on rank 1" in saving
+    assert "No space left" in saving
+    assert "shard-00001.safetensors" in loading
     assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step1", "latest"]
 
 
@@ -557,10 +532,7 @@ def test_changed_order_of_samples_is_logged_on_resume(tmp_path, trained, caplog)
             run.load(tmp_path)
         run.config = run.config | {"samples_digest": {"train": "a", "valid": "d"}}
         run.load(tmp_path)
-    assert caplog.messages == [
-        "training samples are in a different order than before the checkpoint: some will be read twice, "
-        "others not at all"
-    ]
+    assert shows(caplog.messages, "different order", "read twice")
     caplog.clear()
     with caplog.at_level(logging.INFO):
         run.load(tmp_path)
@@ -618,9 +590,7 @@ def test_a_value_that_is_not_finite_is_not_saved_and_nothing_earlier_is_deleted(
     broken = second.data if place == "weight" else run.engine.update.optimizer.state[second]["exp_avg"]
     broken[2, 1] = value
     name = "layers.1" if place == "weight" else "layers.1/exp_avg"
-    with pytest.raises(
-        CheckpointError, match=f"values that are not finite in {name}; earlier checkpoints are kept"
-    ):
+    with refused(CheckpointError, name, code="not-finite"):
         run.save(tmp_path, keep_last=1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step1", "latest"]
     Run(layers=2).load(tmp_path)
@@ -638,7 +608,7 @@ def test_one_value_that_is_not_finite_is_found_anywhere(dtype, value):
     for place in (0, 777, 999):
         broken = largest.clone()
         broken[place] = value
-        with pytest.raises(CheckpointError, match=r"not finite in layers\.0;"):
+        with refused(CheckpointError, "layers.0", code="not-finite"):
             save._check_finite(parts(broken))
 
 
@@ -656,9 +626,7 @@ def test_weights_that_are_not_finite_are_not_loaded_and_the_one_before_is_offere
     # As a version that does not look would write it.
     monkeypatch.setattr(save, "_check_finite", lambda parts: None)
     run.save(tmp_path)
-    with pytest.raises(
-        CheckpointError, match=r"layers\.0 contains values that are not finite; .* global_step1"
-    ):
+    with refused(CheckpointError, "layers.0", "global_step1"):
         Run(layers=2).load(tmp_path)
 
 
@@ -666,6 +634,6 @@ def test_all_that_is_not_finite_is_counted(tmp_path):
     run = two_layers()
     for parameter in run.model.parameters():
         parameter.data.fill_(math.nan)
-    with pytest.raises(CheckpointError, match=r"not finite in layers\.0 and 1 more tensor;"):
+    with refused(CheckpointError, "layers.0", "1 more", code="not-finite"):
         run.save(tmp_path)
     assert torch.isnan(run.model.layers[0]).all()

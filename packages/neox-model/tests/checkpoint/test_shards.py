@@ -12,6 +12,7 @@ from neox_model.checkpoint.contents import Layout, Manifest
 from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError
 from neox_model.checkpoint.shard_file import ShardFile
 from neox_model.checkpoint.shards import Part, ShardReader, records_of, write_shard
+from support.refusals import refused
 
 
 def part(name: str, values: torch.Tensor, *, start: int = 0, shape: tuple[int, ...] | None = None) -> Part:
@@ -77,13 +78,13 @@ def test_a_checksum_of_a_range_that_is_not_wanted_is_not_computed(tmp_path, monk
     _alter_data(tmp_path / "shard.safetensors")
     block = ((0, 3), (0, 4))
     reader.check([("matrix", (block, 0, 10), None)])
-    with pytest.raises(DamagedCheckpointError, match="the checksum of matrix:10-12 does not match"):
+    with refused(DamagedCheckpointError, "matrix:10-12", code="other-checksum"):
         reader.check([("matrix", (block, 0, 11), None)])
 
 
 def test_a_missing_piece_is_named(tmp_path):
     _, reader = write(tmp_path, [part("matrix", torch.zeros(8), shape=(3, 4))])
-    with pytest.raises(DamagedCheckpointError, match="4 elements of matrix are missing"):
+    with refused(DamagedCheckpointError, "4 elements", code="missing-elements"):
         read(reader, "matrix", (3, 4), torch.float32)
 
 
@@ -110,17 +111,17 @@ def _break_header(path):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_truncate, r"shard.safetensors is damaged: it has \d+ bytes instead of \d+"),
-        (_alter_data, "shard.safetensors is damaged: the checksum of matrix does not match"),
-        (_alter_header, "matrix has 12 elements of torch.int32, but the manifest records 12 of F32"),
-        (_break_header, "shard.safetensors is damaged: "),
-        (lambda path: path.unlink(), "cannot read .*shard.safetensors: No such file"),
+        (_truncate, "shard.safetensors is damaged"),
+        (_alter_data, "shard.safetensors is damaged"),
+        (_alter_header, "12 elements of"),
+        (_break_header, "shard.safetensors is damaged"),
+        (lambda path: path.unlink(), "shard.safetensors"),
     ],
 )
 def test_damage_is_reported_with_the_file(tmp_path, damage, message):
     _, reader = write(tmp_path, [part("matrix", torch.arange(12.0).view(3, 4))])
     damage(tmp_path / "shard.safetensors")
-    with pytest.raises(DamagedCheckpointError, match=message):
+    with refused(DamagedCheckpointError, message):
         read(reader, "matrix", (3, 4), torch.float32)
 
 
@@ -130,17 +131,16 @@ def test_a_shard_that_is_truncated_while_it_is_read_is_an_error(tmp_path, monkey
     _, reader = write(tmp_path, [part("vector", values)])
     reader.check([("vector", (((0, len(values)),), 0, 10), None)])
     os.truncate(tmp_path / "shard.safetensors", 2**18)
-    message = r"shard.safetensors is damaged: it has 262,144 bytes instead of 1,0\d\d,\d\d\d"
-    with pytest.raises(DamagedCheckpointError, match=message):
+    with refused(DamagedCheckpointError, "shard.safetensors", "262,144 bytes", "1,0"):
         read(reader, "vector", (len(values),), torch.float32)
-    with pytest.raises(DamagedCheckpointError, match=message):
+    with refused(DamagedCheckpointError, "shard.safetensors", "262,144 bytes", "1,0"):
         reader.check([("vector", (((0, len(values)),), 0, len(values)), None)])
 
 
 @pytest.mark.parametrize("size", [0, 7, 8, 20])
 def test_a_file_without_a_whole_header_is_damaged(tmp_path, size):
     (tmp_path / "shard.safetensors").write_bytes((100).to_bytes(8, "little").ljust(size, b" ")[:size])
-    with pytest.raises(DamagedCheckpointError, match="is damaged: its header has a wrong length"):
+    with refused(DamagedCheckpointError, "shard.safetensors", "wrong length"):
         ShardFile(tmp_path / "shard.safetensors", size)
 
 
@@ -148,7 +148,7 @@ def test_a_damaged_length_of_the_header_does_not_read_a_large_file_as_json(tmp_p
     path, size = tmp_path / "shard.safetensors", 100_000_100
     path.write_bytes((size - 8).to_bytes(8, "little"))
     os.truncate(path, size)  # A sparse file.
-    with pytest.raises(DamagedCheckpointError, match="is damaged: its header has a wrong length"):
+    with refused(DamagedCheckpointError, "shard.safetensors", "wrong length"):
         ShardFile(path, size)
 
 
@@ -169,7 +169,7 @@ def test_a_wrong_header_is_damage(tmp_path, entry):
     header = json.dumps({"name": entry}).encode()
     content = len(header).to_bytes(8, "little") + header + bytes(8)
     (tmp_path / "shard.safetensors").write_bytes(content)
-    with pytest.raises(DamagedCheckpointError, match="its header is wrong for name"):
+    with refused(DamagedCheckpointError, "header", "for name"):
         ShardFile(tmp_path / "shard.safetensors", len(content)).tensor("name")
 
 
@@ -180,7 +180,7 @@ def test_a_shard_that_cannot_be_opened_because_too_many_files_are_open_is_not_da
     limit = max(map(int, os.listdir("/proc/self/fd"))) + 20
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     try:
-        with pytest.raises(CheckpointError, match=rf"shard.safetensors: .*, {limit:,} .*ulimit -n") as caught:
+        with refused(CheckpointError, "shard.safetensors", f"{limit:,}", code="too-many-files") as caught:
             _ = [ShardFile(tmp_path / "shard.safetensors", size) for _ in range(limit)]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -103,7 +103,7 @@ def started() -> dict:
 
 def test_no_operator_is_compiled(started):
     assert started["compilable"] == {}
-    assert "operator cpu_adam is not installed" in started["refused"]
+    assert "cpu_adam is not" in started["refused"]
     assert "DS_BUILD_CPU_ADAM=1" in started["refused"]
 
 

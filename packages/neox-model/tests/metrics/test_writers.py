@@ -23,6 +23,7 @@ from neox_model.metrics.writers.steady import SteadyWriter
 from neox_model.metrics.writers.tensorboard import TensorBoardWriter
 from neox_model.metrics.writers.wandb import WandbWriter
 from neox_model.optional import MissingPackageError
+from support.refusals import refused, shows
 
 
 def write_losses(folder, iterations, *, after, launch=None):
@@ -79,7 +80,7 @@ def test_a_damaged_line_is_left_out_with_a_warning(tmp_path, caplog):
     write_losses(tmp_path, [4], after=3)
     caplog.clear()
     assert losses(path) == [(1, 0.5), (3, 1.5), (4, 2.0)]
-    assert f"{path}: skipped 2 damaged lines: 2, 3\n" in caplog.text
+    assert shows(caplog.text, path, "2 damaged", "2, 3")
 
 
 def test_numbers_that_are_not_finite_are_valid_json_and_come_back(tmp_path):
@@ -178,7 +179,7 @@ def test_a_record_that_was_deleted_begins_again_with_a_warning(tmp_path, caplog)
     path = tmp_path / "log/metrics.jsonl"
     assert [record["iteration"] for record in read_records(path)] == [2, 3, 4]
     (message,) = caplog.messages
-    assert message == f"{path} was deleted during the training: a new one begins here"
+    assert shows(message, f"{path} was deleted")
 
 
 def test_events_are_readable_at_once_and_must_be_declared(tmp_path):
@@ -190,9 +191,9 @@ def test_events_are_readable_at_once_and_must_be_declared(tmp_path):
     *_, record = read_records(tmp_path / "metrics.jsonl")
     assert record.pop("time") > 1.7e9
     assert record == {"attempt": 1, "iteration": 3, "event": "save", "seconds": 0.5}
-    with pytest.raises(ValueError, match=r"event save .'minutes'. is not declared"):
+    with refused(ValueError, "event save", "'minutes'"):
         events.record("save", 3, minutes=1)
-    with pytest.raises(ValueError, match="event sav "):
+    with refused(ValueError, "event sav"):
         events.record("sav", 3)
 
 
@@ -214,10 +215,7 @@ def test_console_logs_one_line_per_interval_with_its_mean_loss(caplog, monkeypat
     writer.write({**METRICS, "loss/train": 2.4}, 100)
     writer.write({"loss/validation": 2.0}, 100)
     writer.close()
-    assert caplog.messages == [
-        "iteration 100/300 | loss 2.3500 | lr 6.000e-04 | grad norm 0.750 | "
-        "8,300 tokens/s | 0.256 TFLOP/s | 2:05 left"
-    ]
+    assert shows(caplog.messages, "100/300", "loss 2.3500", "6.000e-04", "norm 0.750", "8,300 tokens/s")
 
 
 @pytest.mark.parametrize(("skipped", "text"), [(1.0, "1 update skipped"), (2.0, "2 updates skipped")])
@@ -232,14 +230,14 @@ def test_console_shows_a_slow_device_in_gflops(caplog):
     caplog.set_level(logging.INFO)
     writer = ConsoleWriter(last_iteration=300)
     writer.write({**METRICS, "throughput/tflops_per_device": 0.000639}, 100)
-    assert "| 0.639 GFLOP/s |" in caplog.text
+    assert "0.639 GFLOP/s |" in caplog.text
 
 
 def test_console_shows_the_utilization_by_both_conventions(caplog):
     caplog.set_level(logging.INFO)
     writer = ConsoleWriter(last_iteration=300)
     writer.write({**METRICS, "throughput/mfu": 0.515, "throughput/mfu_causal": 0.481}, 100)
-    assert "| 0.256 TFLOP/s | MFU 51.5% (causal 48.1%) | 2:05 left" in caplog.text
+    assert shows(caplog.text, "0.256 TFLOP/s", "MFU 51.5%", "48.1%", "2:05")
 
 
 def test_tensorboard_gets_scalars(tmp_path):
@@ -257,7 +255,7 @@ def test_tensorboard_gets_scalars(tmp_path):
 
 def test_a_missing_package_is_named_with_its_setting_and_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(MissingPackageError, match=r"Weights & Biases requires .* pip install wandb"):
+    with refused(MissingPackageError, "Weights & Biases", "pip install wandb"):
         WandbWriter(project="p")
 
 
@@ -286,7 +284,7 @@ def test_full_disk_is_logged_once_and_training_continues(caplog):
         writer.write({"loss/train": 2.0}, iteration)
         writer.flush()
     assert len(caplog.messages) == 1
-    assert "FullDisk cannot write metrics, training continues: OSError: [Errno 28]" in caplog.text
+    assert shows(caplog.text, "FullDisk", "28")
     disk.has_room = True
     writer.flush()
     disk.has_room = False

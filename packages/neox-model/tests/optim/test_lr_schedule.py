@@ -7,6 +7,7 @@ from neox_config.facts.deepspeed_schedules import OneCycle
 from neox_config.facts.learning_rate import WarmupThenDecay
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.optim.muon import Muon
+from support.refusals import refused
 
 
 def rates(style, **changes):
@@ -127,7 +128,7 @@ def test_the_configured_momentum_comes_back_with_another_curve():
 
 def test_an_optimizer_without_a_momentum_is_refused():
     optimizer = of_class(torch.optim.Adadelta)
-    with pytest.raises(ValueError, match="OneCycle changes the momentum, and Adadelta has none"):
+    with refused(ValueError, "OneCycle changes the"):
         LearningRateSchedule(optimizer, CYCLE)
     schedule = LearningRateSchedule(optimizer, replace(CYCLE, cycle_momentum=False))
     assert not schedule.accepts(CYCLE)

@@ -35,6 +35,7 @@ from neox_model.parallel.random import seed_streams, split_stream
 from neox_model.parallel.sequence import with_own_dropout
 from neox_model.parallel.topology import create_groups
 from support.distributed import run_ranks
+from support.refusals import refused
 
 WIDTH, HEADS, LENGTH, BATCH, VOCAB = 24, 6, 10, 2, 11
 NORMAL = build_init_method("normal", std=0.3, hidden_size=WIDTH, num_layers=2)
@@ -341,7 +342,7 @@ def all_checks() -> None:
     check_split_sequence(parts, groups)
     check_streams(groups.model, groups)
     check_dropout(groups.model, groups)
-    with pytest.raises(LayoutError, match="3 attention heads cannot be split over 2"):
+    with refused(LayoutError, "3 attention", "over 2"):
         ParallelAttention(WIDTH, 3, core=DenseCore, init=NORMAL, output_init=NORMAL, group=groups.model)
 
 

@@ -5,6 +5,7 @@ import pytest
 from neox_model.verify.findings import Findings
 from neox_model.verify.records import Record
 from neox_model.verify.run import compare_copies
+from support.refusals import shows
 
 ADVICE = {2: "restored", 4: "step"}
 EXPLAINED = {
@@ -23,7 +24,7 @@ def test_differing_copies_are_reported_with_the_advice_of_their_state(iteration)
     findings = Findings()
     compare_copies(record, findings, row="copies of weights", advice=ADVICE)
     answer = findings.answer()
-    assert answer.first == f"the copies of embedding.weight on ranks 0 and 1 differ at iteration {iteration}"
+    assert shows(answer.first, "embedding.weight", "ranks 0", "1 differ", f"iteration {iteration}")
     assert answer.explanation == EXPLAINED[iteration]
     (check,) = answer.checks
     assert (check.compared, check.differing) == ("4 pieces", "1 of them")

@@ -59,7 +59,8 @@ class Clusters:
         if not len(begins) or begins[0]:
             raise DataError(
                 f"no sample is easy enough for the first iteration by all measures of {origin}; increase a "
-                "min_difficulty"
+                "min_difficulty",
+                code="nothing-easy-enough",
             )
         self.samples = order[: counts.sum()]
         self.ends: list[int] = np.cumsum(counts).tolist()

@@ -70,5 +70,6 @@ def check_order(prefix: Path | str, fingerprint: str) -> None:
         raise DataError(
             f"the analysis {prefix} was made with another seed, sample_order, seq_length, train_iters or "
             "data, so its sample numbers are other samples now; run neox-data analyze again with this "
-            "configuration"
+            "configuration",
+            code="other-order",
         )

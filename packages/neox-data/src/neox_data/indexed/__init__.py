@@ -47,5 +47,6 @@ def open_indexed(
         return IMPLEMENTATIONS[implementation](prefix, index)
     except OSError as error:
         raise IndexedDatasetError(
-            f"cannot read {error.filename or prefix} ({error.strerror}); check its permissions and its disk"
+            f"cannot read {error.filename or prefix} ({error.strerror}); check its permissions and its disk",
+            code="not-readable",
         ) from error

@@ -161,7 +161,8 @@ class IndexedDataset(ABC):
         if sequences.step != 1 or num_tokens < 0:
             raise IndexedDatasetError(
                 f"{idx_path(self.prefix)}: sequences {sequences[0]:,} to {sequences[-1]:,} are not "
-                "contiguous; create the data again with preprocess_data"
+                "contiguous; create the data again with preprocess_data",
+                code="not-contiguous",
             )
         return first, num_tokens
 

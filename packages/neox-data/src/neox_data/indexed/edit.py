@@ -107,7 +107,8 @@ def _compare(dataset: IndexedDataset, digest: Digest | None, expected: str | Non
     if digest is not None and digest.hexdigest() != expected:
         raise IndexedDatasetError(
             f"{bin_path(dataset.prefix)} does not match the hash in its manifest, so its tokens are damaged "
-            "or of another dataset; copy the dataset again or create it again with preprocess_data"
+            "or of another dataset; copy the dataset again or create it again with preprocess_data",
+            code="other-hash",
         )
 
 
@@ -119,7 +120,7 @@ def convert_indexed(prefix: Path | str, output: Path | str) -> IndexedDataset:
     """
     if read_index(prefix).layout != LIST_INDEX.name:
         raise IndexedDatasetError(
-            f"{idx_path(prefix)} already has the mmap layout; use it without conversion"
+            f"{idx_path(prefix)} already has the mmap layout; use it without conversion", code="already-mmap"
         )
     return merge_indexed([prefix], output).dataset
 
@@ -138,6 +139,7 @@ def _open(prefix: Path | str, output: Path | str) -> IndexedDataset:
     if len(starts) > 1 and not is_counted:
         raise IndexedDatasetError(
             f"{idx_path(prefix)} has documents with several sequences, which would be lost; create the "
-            "data again with preprocess_data"
+            "data again with preprocess_data",
+            code="several-sequences",
         )
     return dataset

@@ -31,7 +31,9 @@ class _TokenFile:
         while len(view):
             count = os.preadv(self._descriptor, [view], place)
             if not count:
-                raise IndexedDatasetError(f"{self._path} was truncated while it was read; start again")
+                raise IndexedDatasetError(
+                    f"{self._path} was truncated while it was read; start again", code="truncated"
+                )
             view, place = view[count:], place + count
         return tokens
 

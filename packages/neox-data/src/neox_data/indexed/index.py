@@ -95,7 +95,8 @@ def read_index(prefix: Path | str) -> DatasetIndex:
         if not file.is_file():
             raise IndexedDatasetError(
                 f"{file} does not exist; correct the prefix {str(prefix)!r}, a path without .bin or .idx, or "
-                "create the data with preprocess_data"
+                "create the data with preprocess_data",
+                code="missing-file",
             )
     stats = [path.stat(), bin_file.stat()]
     bin_bytes, changed = stats[-1].st_size, max(max(each.st_mtime, each.st_ctime) for each in stats)

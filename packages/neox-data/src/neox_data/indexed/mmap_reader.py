@@ -41,5 +41,6 @@ class MMapIndexedDataset(IndexedDataset):
         """Raise if the file has become shorter: reading behind its end would kill the process by SIGBUS."""
         if self._size and self._mapping.size() < self._size:
             raise IndexedDatasetError(
-                f"{bin_path(self.prefix)} was truncated while it was read; copy it again and restart"
+                f"{bin_path(self.prefix)} was truncated while it was read; copy it again and restart",
+                code="truncated",
             )

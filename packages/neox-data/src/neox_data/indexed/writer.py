@@ -157,7 +157,9 @@ class IndexedDatasetWriter:
         num_tokens = int(sizes.sum(dtype=np.int64))
         if last + sizes.item(-1) * self.dtype.itemsize != first + num_tokens * self.dtype.itemsize:
             raise IndexedDatasetError(
-                f"{dataset.prefix}: the sequences are not contiguous; check the dataset with neox-data verify"
+                f"{dataset.prefix}: the sequences are not contiguous; "
+                "check the dataset with neox-data verify",
+                code="not-contiguous",
             )
         self._is_digested = self._is_digested and digest is not None
         digests = [] if digest is None else [digest, self._digest]

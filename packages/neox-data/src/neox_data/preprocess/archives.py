@@ -162,7 +162,8 @@ def _zip_members(stream: BinaryIO, name: str, passed_over: PassedOver) -> Iterat
         # Encrypted, or compressed by a method that zipfile lacks; damage can look like either.
         raise CorpusError(
             f"{name} cannot be read ({error}); extract its members and pass them, or copy it again if it is "
-            "damaged"
+            "damaged",
+            code="not-readable",
         ) from error
     except (ValueError, OverflowError) as error:
         raise zipfile.BadZipFile(str(error)) from error

@@ -313,7 +313,8 @@ def load_chat_template(path: Path) -> ChatTemplate:
     if template is None:
         raise CorpusError(
             f"{path} contains no chat template; name a folder that has chat_template.jinja or a "
-            "tokenizer_config.json with chat_template, or a file of Jinja"
+            "tokenizer_config.json with chat_template, or a file of Jinja",
+            code="no-template",
         )
     return template
 

@@ -140,7 +140,10 @@ def find_inputs(names: Iterable[str], passed_over: PassedOver | None = None) -> 
         if not path.is_file():
             raise CorpusError(f"{path} is not a regular file; write its content to a file, and pass that")
         if not format_of(path).kind:
-            raise CorpusError(f"{path} has an unsupported ending; pass files that end in {ENDINGS}")
+            raise CorpusError(
+                f"{path} has an unsupported ending; pass files that end in {ENDINGS}",
+                code="unsupported-ending",
+            )
     return paths
 
 

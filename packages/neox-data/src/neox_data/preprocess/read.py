@@ -182,7 +182,8 @@ class CorpusReader:
                 # Not skipped: what is left of it may be most of the corpus.
                 raise CorpusError(
                     f"{self._name} is damaged or truncated ({error}); copy it again, or move it to another "
-                    "folder to continue without it"
+                    "folder to continue without it",
+                    code="damaged",
                 ) from error
             self._bytes_before += part.num_bytes
 

@@ -111,7 +111,8 @@ def preprocess_resumably(
                 if not _describes(source, part, hashes):
                     raise CorpusError(
                         f"{part.path} changed while it was processed; run again with --resume, which repeats "
-                        "only the changed parts"
+                        "only the changed parts",
+                        code="changed",
                     )
     skipped: Sequence[str] = next((each.first_skipped for each in made if each.first_skipped), [])
     merged = [

@@ -60,7 +60,8 @@ def write_stdlib_corpus(
     found = [name for name in names if (root / name).is_file()]
     if not found:
         raise CorpusError(
-            f"{root} contains no Python source files; use a Python whose library is not in an archive"
+            f"{root} contains no Python source files; use a Python whose library is not in an archive",
+            code="no-sources",
         )
     digest, num_bytes = hashlib.sha256(), 0
     output.parent.mkdir(parents=True, exist_ok=True)

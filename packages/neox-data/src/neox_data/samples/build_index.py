@@ -77,7 +77,8 @@ def num_epochs(tokens_per_epoch: int, *, num_samples: int, seq_length: int) -> i
     """
     if tokens_per_epoch <= 0:
         raise DataError(
-            "the documents of this part contain no tokens; give it a larger share of the split or other data"
+            "the documents of this part contain no tokens; give it a larger share of the split or other data",
+            code="no-tokens",
         )
     return max(1, -(-(num_samples * seq_length + 1) // tokens_per_epoch))
 

@@ -403,13 +403,15 @@ def _private_folder(cache_dir: Path | None) -> Path:
     except OSError as error:
         raise DataError(
             f"the cache folder {folder} cannot be created ({error.strerror}), and the folder of the data "
-            "cannot be written; set another folder"
+            "cannot be written; set another folder",
+            code="not-created",
         ) from error
     status = folder.stat()
     if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise DataError(
             f"the cache folder {folder} is accessible to other users, so its files cannot be trusted; "
-            f"restrict it to you (chmod 700) or set another folder"
+            f"restrict it to you (chmod 700) or set another folder",
+            code="open-to-others",
         )
     return folder
 

@@ -237,7 +237,8 @@ def build_whole_index(
     if not eligible.is_used.any():
         raise DataError(
             f"no document can be used: of {len(documents):,}, {eligible.reasons(room, pack_impl)}; increase "
-            "seq-length, set allow-chopped: true, or use other documents or labels"
+            "seq-length, set allow-chopped: true, or use other documents or labels",
+            code="nothing-usable",
         )
     return PACKERS[pack_impl](
         np.asarray(documents, np.int32),

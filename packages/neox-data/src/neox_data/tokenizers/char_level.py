@@ -72,7 +72,7 @@ class CharLevelTokenizer(Tokenizer):
             return list(text.encode())
         except UnicodeEncodeError as error:
             raise TokenizerError(
-                f"the text cannot be encoded as UTF-8: {error}; repair or skip it"
+                f"the text cannot be encoded as UTF-8: {error}; repair or skip it", code="not-encodable"
             ) from error
 
     def decode(self, ids: Sequence[int]) -> str:

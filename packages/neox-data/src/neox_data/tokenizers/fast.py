@@ -87,14 +87,16 @@ class FastEncoder:
                     what = (
                         "gigatoken does not add the tokens (BOS, EOS) that this tokenizer adds to each text"
                     )
-                raise TokenizerError(f"{what}{remedy}")
+                raise TokenizerError(f"{what}{remedy}", code="encodes-differently")
 
     def _start(self) -> None:
         try:
             self._encoder = gigatoken.Tokenizer.from_json(self._json)
         except (RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[0]
-            raise TokenizerError(f"gigatoken does not support this tokenizer: {reason}") from error
+            raise TokenizerError(
+                f"gigatoken does not support this tokenizer: {reason}", code="unsupported-by-gigatoken"
+            ) from error
         self._memory_bytes = _memory_bytes()
 
     def _encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:

@@ -26,5 +26,5 @@ def require_files(kind: str, given: Mapping[str, tuple[Path | None, str]]) -> li
             wrong = "is not given" if path is None else f"{path} is not a file"
             problems.append(f"{name} {wrong}; give the path of {usual}")
     if problems:
-        raise TokenizerError(f"{kind}: {', and '.join(problems)}")
+        raise TokenizerError(f"{kind}: {', and '.join(problems)}", code="missing-file")
     return found

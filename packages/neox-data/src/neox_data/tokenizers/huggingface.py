@@ -182,7 +182,7 @@ class LibraryBackedTokenizer(Tokenizer):
             encodings: list[Encoding] = encode(list(texts), add_special_tokens=adds_special)
         except Exception as error:  # tokenizers raises Exception itself.
             raise TokenizerError(
-                f"{self._source} cannot encode a text: {error}; repair or skip it"
+                f"{self._source} cannot encode a text: {error}; repair or skip it", code="not-encodable"
             ) from error
         return encodings
 
@@ -272,7 +272,8 @@ def load_tokenizer_json(path: Path) -> LibraryTokenizer:
     except Exception as error:  # tokenizers raises Exception itself.
         raise TokenizerError(
             f"{path} is not a valid tokenizer.json of the tokenizers library: {error}; "
-            f"train one with neox-data train-tokenizer, or copy it again"
+            f"train one with neox-data train-tokenizer, or copy it again",
+            code="invalid-tokenizer",
         ) from error
 
 

@@ -134,7 +134,9 @@ class RankedFileTokenizer(Tokenizer):
         try:
             return self._encode_flat(texts)
         except UnicodeEncodeError as error:
-            raise TokenizerError(f"a text cannot be encoded as UTF-8: {error}; repair or skip it") from error
+            raise TokenizerError(
+                f"a text cannot be encoded as UTF-8: {error}; repair or skip it", code="not-encodable"
+            ) from error
 
 
 class SentencePieceTokenizer(RankedFileTokenizer):
@@ -233,7 +235,8 @@ def _library(path: Path, content: bytes, reason: str) -> Any:
         if error.name != "sentencepiece":
             raise
         raise TokenizerError(
-            f"{path} is {reason}, which requires the library sentencepiece; install it with {_INSTALL}"
+            f"{path} is {reason}, which requires the library sentencepiece; install it with {_INSTALL}",
+            code="requires-library",
         ) from error
     return SentencePieceProcessor(model_proto=content)
 

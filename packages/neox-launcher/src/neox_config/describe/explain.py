@@ -42,7 +42,7 @@ def explain(text: str) -> str:
     remedy = "try another word (all parameters: neox-config docs)"
     if near:
         remedy = f"did you mean {known[near[0]]}?"
-    raise ConfigError(f"{in_words(text)} is not a parameter; {remedy}")
+    raise ConfigError(f"{in_words(text)} is not a parameter; {remedy}", code="unknown-parameter")
 
 
 def _about_name(name: str) -> str | None:

@@ -8,6 +8,7 @@ devices are in `resolve.py`.
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
 from inspect import isfunction
 
@@ -52,7 +53,9 @@ def broken_rules(config: NeoXConfig, places: Mapping[str, Place]) -> list[Proble
     problems: list[Problem] = []
     for rule in RULES:
         with suppress(InvalidValue):
+            code = f"{rule.__module__.rpartition('.')[2]}.{rule.__name__}"
             for found in rule(config):
                 value = in_words(config.value_of(found.name))
-                problems.append(found.located(place_near(places, found.name), value))
+                placed = found.located(place_near(places, found.name), value)
+                problems.append(replace(placed, code=found.code or code))
     return problems

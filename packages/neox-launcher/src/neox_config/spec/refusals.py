@@ -55,6 +55,7 @@ class Refusal:
 
     what: str
     remedy: str
+    code: str = ""
 
     def __str__(self) -> str:
         return f"{self.what}; {self.remedy}"
@@ -104,8 +105,10 @@ def other_model(changes: Changes, *, remedy: str) -> Refusal | None:
         return Refusal(
             f"the model was trained with another tokenizer: {_listed(changes.model)}",
             "set vocab-file to the tokenizer of that training, or set load to another folder",
+            "other-tokenizer",
         )
-    return Refusal(f"the checkpoint contains a different model: {_listed(changes.model)}", remedy)
+    what = f"the checkpoint contains a different model: {_listed(changes.model)}"
+    return Refusal(what, remedy, "different-model")
 
 
 def other_optimizer(there: str, here: str) -> Refusal | None:

@@ -181,7 +181,8 @@ def decode_resolved(text: str) -> Resolved:
     except (binascii.Error, zlib.error, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"the resolved configuration on the command line cannot be read ({type(error).__name__}); "
-            "start workers with neox-launch of the same version"
+            "start workers with neox-launch of the same version",
+            code="not-readable",
         ) from error
     return Resolved.of(config.with_origin(sources=sources, notices=(), files=files), sizes)
 

@@ -72,7 +72,8 @@ def _devices(orders: AgentOrders, slots: Sequence[int], own: Mapping[str, str], 
     if missing:
         raise LaunchError(
             f"slot {missing[0]} is requested, but {len(visible)} GPU{'s are' if len(visible) > 1 else ' is'} "
-            f"visible here (slots count from 0); correct the hostfile, or check {_DEVICES} and nvidia-smi"
+            f"visible here (slots count from 0); correct the hostfile, or check {_DEVICES} and nvidia-smi",
+            code="missing-slot",
         )
     devices = tuple(visible[slot] for slot in slots)
     return pair_devices(_topology(), devices) if orders.detect_nvlink_pairs else devices
@@ -90,5 +91,6 @@ def _topology() -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(
             f"detect-nvlink-pairs: nvidia-smi topo -m cannot be run here: {error}; check the GPUs and the "
-            "driver of this host, or leave it out"
+            "driver of this host, or leave it out",
+            code="no-nvidia-smi",
         ) from error

@@ -125,9 +125,10 @@ def _read(path: Path) -> list[Result]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise LaunchError(f"{path} cannot be read: {error.strerror}") from error
+        raise LaunchError(f"{path} cannot be read: {error.strerror}", code="not-readable") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise LaunchError(
             f"{path} contains no autotuning results ({type(error).__name__}); move it, or set "
-            "autotuning.overwrite: true"
+            "autotuning.overwrite: true",
+            code="other-file",
         ) from error

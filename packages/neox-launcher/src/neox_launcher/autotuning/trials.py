@@ -187,7 +187,8 @@ def measure(
     if len(times) < wanted:
         raise LaunchError(
             f"{record} contains the times of {len(times)} of {wanted} iterations; set autotuning.exps_dir to "
-            "a folder that the first host and this machine share"
+            "a folder that the first host and this machine share",
+            code="too-few-times",
         )
     seconds = sum(time for time, _ in times.values()) / wanted
     # All iterations have the same number of operations, so the harmonic mean of the rates is used.

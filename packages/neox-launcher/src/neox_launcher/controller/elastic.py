@@ -55,7 +55,7 @@ def without_hosts(plan: LaunchPlan, lost: Collection[str]) -> LaunchPlan:
         "(elasticity); "
         "repair or replace hosts and start again; with `load`, it resumes from the latest checkpoint there"
     )
-    raise LaunchError("\n".join([sentence, *refusals]))
+    raise LaunchError("\n".join([sentence, *refusals]), code="too-few-hosts")
 
 
 def describe_change(whole: LaunchPlan, before: LaunchPlan, after: LaunchPlan, lost: Collection[str]) -> str:

@@ -253,7 +253,8 @@ def _listen(endpoint: Endpoint) -> socket.socket:
     except (OSError, UnicodeError) as error:
         raise LaunchError(
             f"launcher-address: {endpoint.address} cannot be resolved on this machine; correct it, or leave "
-            "it out to use all addresses"
+            "it out to use all addresses",
+            code="unknown-address",
         ) from error
     for family, _, _, _, address in found:
         try:

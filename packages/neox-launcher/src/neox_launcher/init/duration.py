@@ -120,7 +120,9 @@ def _longest_iteration(training: Training, measure: Measure) -> float:
     if seconds is None:
         speed = _measured(training, measure)
         if not speed:
-            raise LaunchError("--time requires the CPU's speed, which could not be measured; leave it out")
+            raise LaunchError(
+                "--time requires the CPU's speed, which could not be measured; leave it out", code="no-speed"
+            )
         seconds = training.operations / training.iterations / speed * _MOST_OTHER_WORK
     return seconds * (1 + MOST_EVALUATION_SHARE)
 

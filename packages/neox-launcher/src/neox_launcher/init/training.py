@@ -170,7 +170,8 @@ def choose_training(
     if chosen is None:
         raise LaunchError(
             f"{candidates[0].name} does not fit into the memory of {devices.count:,} {devices.kind}, "
-            f"{devices.memory / _GIB:,.1f} GiB; use a smaller model (--size, --model) or other devices"
+            f"{devices.memory / _GIB:,.1f} GiB; use a smaller model (--size, --model) or other devices",
+            code="does-not-fit",
         )
     return chosen
 
@@ -226,7 +227,8 @@ def _length(candidate: Candidate, prepared: Prepared, devices: Devices) -> int:
     if prepared.training_tokens < needed:
         raise LaunchError(
             f"the texts have only {prepared.training_tokens:,} tokens for training, but {_FEWEST_SAMPLES} "
-            f"samples of {length} require {needed:,}; add texts"
+            f"samples of {length} require {needed:,}; add texts",
+            code="too-few-tokens",
         )
     return length
 

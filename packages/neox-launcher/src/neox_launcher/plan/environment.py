@@ -95,14 +95,17 @@ def read_environment_file(path: Path) -> dict[str, str]:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise LaunchError(f"{path} cannot be read: {reason}") from error
+        raise LaunchError(f"{path} cannot be read: {reason}", code="not-readable") from error
     found = {}
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         name, equals, value = line.partition("=")
         if not equals or not _NAME.fullmatch(name.strip()) or "\0" in value:
-            raise LaunchError(f"{path} line {number}: write NAME=VALUE, without export and without spaces")
+            raise LaunchError(
+                f"{path} line {number}: write NAME=VALUE, without export and without spaces",
+                code="invalid-line",
+            )
         found[name.strip()] = value.rstrip("\r")
     return found
 

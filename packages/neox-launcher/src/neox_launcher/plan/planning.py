@@ -184,7 +184,8 @@ def _pool_of_members(config: NeoXConfig, member: Member, slots: int) -> Pool:
     if wrong is not None:
         raise LaunchError(
             f"{wrong} cannot be used, because {member.origin} has started this program on every host, and "
-            "its processes join each other on MASTER_PORT; leave it out, or start neox-launch once"
+            "its processes join each other on MASTER_PORT; leave it out, or start neox-launch once",
+            code="member-of-a-job",
         )
     return Pool(
         hosts=tuple(Host(name, tuple(range(slots))) for name in member.names),
@@ -229,7 +230,10 @@ def _are_this_machine(hosts: tuple[Host, ...]) -> bool:
     """
     own = [host.name for host in hosts if is_this_machine(host.name)]
     if len(own) > 1:
-        raise HostfileError(f"{own[0]} and {own[1]} are both this machine; list it once, with all its slots")
+        raise HostfileError(
+            f"{own[0]} and {own[1]} are both this machine; list it once, with all its slots",
+            code="one-machine-twice",
+        )
     return len(own) == len(hosts)
 
 
@@ -290,7 +294,7 @@ def _address(
     wrong = _wrong_address(named, is_local=is_local) if named and given is None else None
     if wrong is not None:
         remedy = f"use the name or an address of {_ADDRESSES['master_addr']}, or unset it"
-        raise LaunchError(f"MASTER_ADDR={shortened(named or '')} {wrong}; {remedy}")
+        raise LaunchError(f"MASTER_ADDR={shortened(named or '')} {wrong}; {remedy}", code="loopback")
     return given or named or None
 
 
@@ -349,5 +353,8 @@ def _port(config: NeoXConfig, environment: Mapping[str, str]) -> int:
         return config.launch.master_port
     text = environment.get("MASTER_PORT", "0")
     if not (text.isdecimal() and len(text) <= _PORT_DIGITS and int(text) <= _HIGHEST_PORT):
-        raise LaunchError(f"MASTER_PORT={shortened(text)} is not a port number; unset it, or set master-port")
+        raise LaunchError(
+            f"MASTER_PORT={shortened(text)} is not a port number; unset it, or set master-port",
+            code="no-port",
+        )
     return int(text)

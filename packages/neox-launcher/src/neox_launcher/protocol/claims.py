@@ -85,7 +85,9 @@ def bound_socket(host: str, port: int) -> socket.socket:
     except (OSError, ValueError) as error:
         # Names that no name server can have are errors of Python's codec.
         reason = error.strerror if isinstance(error, OSError) else error
-        raise NeoXError(f"serve.host {host} cannot be used: {reason}; set another one") from error
+        raise NeoXError(
+            f"serve.host {host} cannot be used: {reason}; set another one", code="unknown-host"
+        ) from error
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
@@ -99,5 +101,6 @@ def cannot_listen(host: str, port: int, error: OSError) -> NeoXError:
     """Return the error for an address that cannot be listened on."""
     return NeoXError(
         f"cannot listen on {host} port {port}: {error.strerror}; set serve.port to another port (0: a "
-        "free one), or serve.host to an address of this machine"
+        "free one), or serve.host to an address of this machine",
+        code="cannot-listen",
     )

@@ -93,12 +93,15 @@ def latest_kept(folder: str | None) -> KeptCheckpoint | None:
             return _read(Path(folder).absolute())
         return _read(Path(folder, names[-1]).absolute()) if names else None
     except (OSError, UnicodeDecodeError) as error:
-        raise LaunchError(f"{latest} cannot be read ({error}); {remedy}") from error
+        raise LaunchError(f"{latest} cannot be read ({error}); {remedy}", code="not-readable") from error
     # `.replaced`: the old folder, if the machine stopped while a new one of the same name was replacing it.
     for path in (Path(folder, name), Path(folder, f".{name}.replaced")):
         if iteration_of(name) is not None and (path / MANIFEST).is_file():
             return _read(path.absolute())
-    raise LaunchError(f"{latest} names {name!r}, which is not a complete checkpoint there; {remedy}")
+    raise LaunchError(
+        f"{latest} names {name!r}, which is not a complete checkpoint there; {remedy}",
+        code="incomplete-checkpoint",
+    )
 
 
 def changed_parameters(kept: KeptCheckpoint, resolved: Resolved) -> list[str]:
@@ -121,11 +124,14 @@ def changed_parameters(kept: KeptCheckpoint, resolved: Resolved) -> list[str]:
     try:
         changes = compare(kept.config, here, devices=prod(kept.sizes))
     except ConfigError as error:
-        raise LaunchError(f"{kept.path / MANIFEST} is damaged ({error}); use another checkpoint") from error
+        raise LaunchError(
+            f"{kept.path / MANIFEST} is damaged ({error}); use another checkpoint", code="damaged-manifest"
+        ) from error
     if changes.unknown is not None:
         raise LaunchError(
             f"{kept.path} was written by another version, and its configuration cannot be compared: "
-            f"{changes.unknown}; use a checkpoint that this version wrote"
+            f"{changes.unknown}; use a checkpoint that this version wrote",
+            code="other-version",
         )
     labels = {label for values in in_use.values() for label in values}
     return [str(change) for change in changes.model + changes.training if change.label in labels]
@@ -158,5 +164,5 @@ def _read(path: Path) -> KeptCheckpoint:
         raise LaunchError(f"{manifest} cannot be read: {error.strerror}") from error
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise LaunchError(
-            f"{manifest} is damaged ({type(error).__name__}); use another checkpoint"
+            f"{manifest} is damaged ({type(error).__name__}); use another checkpoint", code="damaged-manifest"
         ) from error

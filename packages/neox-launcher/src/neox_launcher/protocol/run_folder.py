@@ -20,7 +20,7 @@ def run_folder() -> Iterator[Path]:
     try:
         folder = tempfile.TemporaryDirectory(prefix="neox-", ignore_cleanup_errors=True)
     except OSError as error:
-        raise LaunchError(no_room(error)) from error
+        raise LaunchError(no_room(error), code="not-writable") from error
     with folder as path:
         yield Path(path)
 

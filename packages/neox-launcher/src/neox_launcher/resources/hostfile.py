@@ -44,7 +44,7 @@ def read_hostfile(path: str | Path) -> tuple[Host, ...]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise HostfileError(
-            f"hostfile: {path} cannot be read ({reason}); {_EXAMPLE}, one host per line"
+            f"hostfile: {path} cannot be read ({reason}); {_EXAMPLE}, one host per line", code="not-readable"
         ) from error
     return parse_hostfile(text, str(path))
 
@@ -99,9 +99,9 @@ def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
             lines[host_key(found.name)] = number
             hosts.append(found)
     if problems:
-        raise HostfileError(_render(path, problems))
+        raise HostfileError(_render(path, problems), code="invalid-lines")
     if not hosts:
-        raise HostfileError(f"hostfile: {path} contains no hosts; {_EXAMPLE}")
+        raise HostfileError(f"hostfile: {path} contains no hosts; {_EXAMPLE}", code="no-hosts")
     return tuple(hosts)
 
 

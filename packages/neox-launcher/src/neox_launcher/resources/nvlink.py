@@ -36,7 +36,8 @@ def pair_devices(topology: str, devices: Sequence[str]) -> tuple[str, ...]:
         if not device.isdigit() or int(device) not in known:
             raise LaunchError(
                 f"detect-nvlink-pairs: {device} is not a device number of `nvidia-smi topo -m`; set "
-                "CUDA_VISIBLE_DEVICES to device numbers, or leave detect-nvlink-pairs out"
+                "CUDA_VISIBLE_DEVICES to device numbers, or leave detect-nvlink-pairs out",
+                code="no-device-number",
             )
     if len(devices) > _MOST_DEVICES:
         raise LaunchError(
@@ -77,7 +78,8 @@ def parse_topology(text: str) -> dict[tuple[int, int], int]:
             links[row, column] = int(match[1]) if match else 0
     if not links:
         raise LaunchError(
-            "detect-nvlink-pairs: `nvidia-smi topo -m` prints no matrix of GPUs here; leave it out"
+            "detect-nvlink-pairs: `nvidia-smi topo -m` prints no matrix of GPUs here; leave it out",
+            code="no-matrix",
         )
     return links
 

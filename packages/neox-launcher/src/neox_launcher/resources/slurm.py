@@ -44,7 +44,8 @@ def allocated_hosts(
     if text is None:
         raise HostfileError(
             "launcher: slurm requires a Slurm allocation, but SLURM_JOB_NODELIST is not set; start "
-            f"neox-launch inside sbatch or salloc, or add {unset} for a --dry-run outside"
+            f"neox-launch inside sbatch or salloc, or add {unset} for a --dry-run outside",
+            code="no-allocation",
         )
     names = expand_nodelist(text)
     each = _gpus_per_host(environment) or slots
@@ -118,7 +119,8 @@ def _tasks_of_hosts(environment: Mapping[str, str], hosts: int) -> list[int]:
         match = _COUNT.fullmatch(part.strip())
         if match is None or int(match[1]) > MOST_SLOTS or int(match[2] or 1) > MOST_HOSTS:
             raise HostfileError(
-                f"SLURM_TASKS_PER_NODE={shortened(text)} cannot be parsed; list the hosts in a hostfile"
+                f"SLURM_TASKS_PER_NODE={shortened(text)} cannot be parsed; list the hosts in a hostfile",
+                code="invalid-tasks",
             )
         counts += [int(match[1])] * int(match[2] or 1)
     return counts if len(counts) == hosts else [counts[0]] * hosts
@@ -126,5 +128,6 @@ def _tasks_of_hosts(environment: Mapping[str, str], hosts: int) -> list[int]:
 
 def _unreadable(text: str, why: str) -> HostfileError:
     return HostfileError(
-        f"Slurm's list of hosts {shortened(text)!r} cannot be parsed: {why}; list the hosts in a hostfile"
+        f"Slurm's list of hosts {shortened(text)!r} cannot be parsed: {why}; list the hosts in a hostfile",
+        code="invalid-nodelist",
     )

@@ -53,7 +53,8 @@ def parse_layout(text: str) -> dict[str, str]:
         if not (name and equals and value):
             raise LaunchError(
                 f"--layout {text}: {part} is not name=value; write for example --layout tp=2,pp=2,zero=1 "
-                f"(names: dp, {', '.join(_SHORT)}, or a parameter)"
+                f"(names: dp, {', '.join(_SHORT)}, or a parameter)",
+                code="no-pair",
             )
         found[_SHORT.get(name, name)] = value
     return found
@@ -76,7 +77,9 @@ def sizes_of(config: NeoXConfig, given: Mapping[str, Any], *, is_cut: bool) -> S
         tensor, stages = min(tensor, 2), min(stages, 2)
     copies = str(given.get("dp", _copies(config)))
     if not copies.isdecimal() or not int(copies):
-        raise LaunchError(f"--layout dp={copies}: must be a number of copies of the model; use dp=2")
+        raise LaunchError(
+            f"--layout dp={copies}: must be a number of copies of the model; use dp=2", code="invalid-size"
+        )
     sizes = Sizes(tensor=tensor, stages=stages, data=int(copies))
     if sizes.data > 1 and optimizer_facts(config).replica_states:
         raise LaunchError(
@@ -86,7 +89,8 @@ def sizes_of(config: NeoXConfig, given: Mapping[str, Any], *, is_cut: bool) -> S
     if sizes.processes > MOST_PROCESSES:
         raise LaunchError(
             f"the layout tp={tensor},pp={stages},dp={copies} takes {sizes.processes} processes, but "
-            f"verify-layout runs at most {MOST_PROCESSES}; use smaller sizes, which have the same mechanisms"
+            f"verify-layout runs at most {MOST_PROCESSES}; use smaller sizes, which have the same mechanisms",
+            code="too-many-processes",
         )
     return sizes
 

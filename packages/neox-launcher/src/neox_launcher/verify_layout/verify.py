@@ -164,14 +164,18 @@ def case_of(wanted: LayoutVerification, layout: str) -> Case:
     resolved = resolve(small.config, devices=sizes.processes)
     why_not = _why_not_float64(resolved)
     if wanted.precision == "float64" and why_not is not None:
-        raise LaunchError(f"--precision float64 is not possible with {why_not}; use --precision configured")
+        raise LaunchError(
+            f"--precision float64 is not possible with {why_not}; use --precision configured",
+            code="no-float64",
+        )
     in_float64 = wanted.precision != "configured" and why_not is None
     gpus = count_gpus() if wanted.on_gpus else 0
     if wanted.on_gpus and sizes.processes > gpus:
         have = counted(gpus, "visible GPU")
         raise LaunchError(
             f"--devices gpu: the layout takes {sizes.processes} processes, a GPU each, but this machine has "
-            f"{have}; use smaller sizes in --layout, or --devices cpu"
+            f"{have}; use smaller sizes in --layout, or --devices cpu",
+            code="too-few-gpus",
         )
     return Case(
         layout=layout,

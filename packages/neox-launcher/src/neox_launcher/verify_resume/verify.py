@@ -217,7 +217,8 @@ def _kept_span(
     if source.training.get("left_out", []) != target.training.get("left_out", []):
         raise LaunchError(
             f"a rollback between {source.path} and {target.path} left out samples, on which a training "
-            "resumed from the earlier one would train; choose two checkpoints without a rollback in between"
+            "resumed from the earlier one would train; choose two checkpoints without a rollback in between",
+            code="rollback",
         )
     return source, target, Span(start=source.iteration, middle=source.iteration, end=target.iteration)
 
@@ -381,7 +382,8 @@ def _train(phases: list[Phase], run: Callable[[LaunchPlan], Outcome]) -> Outcome
             raise NeoXError(
                 f"{name} ended before iteration {phase.last:,}: {phase.end} does not exist. Its workers may "
                 "have received SIGUSR1 or SIGTERM, or the folder is not shared by all hosts (set another one "
-                "with --work-dir); see the output above, and run the command again"
+                "with --work-dir); see the output above, and run the command again",
+                code="ended-early",
             )
         ended = "failed" if outcome.exit_code else "ended"
         print_message(f"{name} {ended} after {time.monotonic() - started:.0f} s\n")

@@ -92,7 +92,9 @@ def read_mpi_rank(environment: Mapping[str, str] | None = None) -> int:
         if env.get(rank, "").isdigit():
             return int(env[rank])
     names = ", ".join(name for name, _ in _MPI_VARIABLES)
-    raise LaunchError(f"this process was not started by MPI: none of {names} is set to a number")
+    raise LaunchError(
+        f"this process was not started by MPI: none of {names} is set to a number", code="no-mpi"
+    )
 
 
 def refuse_mpi_by_hand(environment: Mapping[str, str] | None = None) -> None:
@@ -110,5 +112,6 @@ def refuse_mpi_by_hand(environment: Mapping[str, str] | None = None) -> None:
     if count > 1 and read_rank(env) is None:
         raise LaunchError(
             f"an MPI started this as one of {count:,} processes, each of which would train separately; start "
-            "them with neox-launch and deepspeed-mpi: true"
+            "them with neox-launch and deepspeed-mpi: true",
+            code="mpi-by-hand",
         )

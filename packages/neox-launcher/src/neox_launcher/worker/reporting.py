@@ -381,7 +381,7 @@ def _open_reserved(path: Path, size: int) -> BinaryIO:
         file = path.open("w+b", buffering=0)
         os.pwrite(file.fileno(), b" " * size, 0)
     except OSError as error:
-        raise NeoXError(no_room(error)) from error
+        raise NeoXError(no_room(error), code="not-writable") from error
     return file
 
 

@@ -5,6 +5,7 @@ import pytest
 from neox_config.derive.tokenizer import tokenizer_files
 from neox_config.derive.unused import is_understood
 from neox_config.schema.config import all_parameters
+from support.refusals import shows
 
 # text -> parameters with a note
 CASES = [
@@ -12,33 +13,20 @@ CASES = [
     ("rotary-pct: 0.5\npos-emb: rotary", []),
     ("rotary-pct: 1.0", []),
     ("engine: deepspeed\nzero_optimization: {stage: 1, round_robin_gradients: true}", []),
-    (
-        "engine: torch\nzero_optimization: {stage: 1, round_robin_gradients: true}",
-        ["zero_optimization.round_robin_gradients"],
-    ),
+    ("engine: torch\nzero_optimization: {stage: 1, round_robin_gradients: true}",
+        ["zero_optimization.round_robin_gradients"]),
     ("zero_optimization: {stage: 0, reduce_bucket_size: 1000}", []),
-    (
-        "bf16: {enabled: true}\nzero_optimization: {stage: 2}\ndata_types: {grad_accum_dtype: bf16}",
-        ["data_types.grad_accum_dtype"],
-    ),
-    (
-        "bf16: {enabled: true}\nzero_optimization: {stage: 1}\ndata_types: {grad_accum_dtype: bf16}",
-        [],
-    ),
+    ("bf16: {enabled: true}\nzero_optimization: {stage: 2}\ndata_types: {grad_accum_dtype: bf16}",
+        ["data_types.grad_accum_dtype"]),
+    ("bf16: {enabled: true}\nzero_optimization: {stage: 1}\ndata_types: {grad_accum_dtype: bf16}", []),
     (
         "bf16: {enabled: true}\nzero_optimization: {stage: 2}\ndata_types: {grad_accum_dtype: bf16}\n"
-        "engine: deepspeed",
-        [],
-    ),
-    (
-        "zero_optimization: {stage: 3, round_robin_gradients: true}",
-        ["zero_optimization.round_robin_gradients"],
-    ),
+        "engine: deepspeed", []),
+    ("zero_optimization: {stage: 3, round_robin_gradients: true}",
+        ["zero_optimization.round_robin_gradients"]),
     ("zero_optimization: {stage: 2, sub_group_size: 5}", ["zero_optimization.sub_group_size"]),
-    (
-        "zero_optimization: {stage: 3, offload_param: {device: cpu, buffer_size: 7}}",
-        ["zero_optimization.offload_param.buffer_size"],
-    ),
+    ("zero_optimization: {stage: 3, offload_param: {device: cpu, buffer_size: 7}}",
+        ["zero_optimization.offload_param.buffer_size"]),
     ("optimizer: {params: {var_freeze_step: 7}}", ["optimizer.params.var_freeze_step"]),
     ("optimizer: {params: {momentum: 0.9}}\n--set optimizer.type=SGD", []),
     ("pipe-partition-method: uniform", ["pipe_partition_method"]),
@@ -53,15 +41,11 @@ CASES = [
     ("short-seq-prob: 0.2\nmask-prob: 0.3\nobjective: masked", []),
     ("rpe-causal: true\npos-emb: rpe", ["rpe_causal"]),
     ("rpe-causal: true\npos-emb: rpe\nobjective: masked", []),
-    (
-        "objective: masked\nsparsity-config: {attention: unidirectional, horizontal_global_attention: true}",
-        ["sparsity_config.attention", "sparsity_config.horizontal_global_attention"],
-    ),
+    ("objective: masked\nsparsity-config: {attention: unidirectional, horizontal_global_attention: true}",
+        ["sparsity_config.attention", "sparsity_config.horizontal_global_attention"]),
     (
         'objective: masked\nattention-config: [[["sparse_fixed"], "all"]]\n'
-        "sparsity-config: {horizontal_global_attention: true}",
-        [],
-    ),
+        "sparsity-config: {horizontal_global_attention: true}", []),
     ("split: 1,1,1", ["split"]),
     ("split: 1,1,1\ndata-path: x", []),
     ("norm: rmsnorm\nlayernorm-epsilon: 1e-6", ["layernorm_epsilon"]),
@@ -79,10 +63,8 @@ CASES = [
     ("flops_profiler: {profile_step: 7}", ["flops_profiler.profile_step"]),
     ("tensorboard: {output_path: '', job_name: DeepSpeedJobName}", []),
     ("data_efficiency: {enabled: true}", ["data_efficiency.enabled"]),
-    (
-        "data_efficiency: {data_routing: {enabled: true}}",
-        ["data_efficiency.data_routing.enabled", "data_efficiency.data_routing.enabled"],
-    ),
+    ("data_efficiency: {data_routing: {enabled: true}}",
+        ["data_efficiency.data_routing.enabled", "data_efficiency.data_routing.enabled"]),
     ("attention-softmax-in-fp32: true", []),
     ("attention-softmax-in-fp32: false", ["attention_softmax_in_fp32"]),
     ("max-position-embeddings: 32", []),
@@ -90,30 +72,22 @@ CASES = [
     ("pos-emb: rotary", []),
     ("pos-emb: rotary\n--set max-position-embeddings=64", []),
     ("init-method: small_init\ninit-method-std: 0.5", []),
-    (
-        "init-method: small_init\noutput-layer-init-method: wang_init\ninit-method-std: 0.5",
-        ["init_method_std"],
-    ),
+    ("init-method: small_init\noutput-layer-init-method: wang_init\ninit-method-std: 0.5",
+        ["init_method_std"]),
     ("sparsity_config: {num_local_blocks: 2}", ["sparsity_config.num_local_blocks"]),
     ("sparsity_config: {num_local_blocks: 2}\nattention-config: [[[global, local], 2]]", []),
     ("gmlp-attn-dim: 32\nattention-config: [[[bigbird], all]]", ["gmlp_attn_dim"]),
     (
         "zero_allow_untested_optimizer: true\noptimizer: {params: {betas: [0.5, 0.9]}}\n"
-        "--set optimizer.type=madgrad_wd",
-        ["optimizer.params.betas"],
-    ),
+        "--set optimizer.type=madgrad_wd", ["optimizer.params.betas"]),
     ("weight-decay: 0.1\n--set optimizer.type=Rprop", ["weight_decay"]),
     ("weight-decay: 0.1\n--set optimizer.type=SGD", []),
-    (
-        "optimizer: {params: {weight_decay: 0.1}}\n--set optimizer.type=Rprop",
-        ["optimizer.params.weight_decay"],
-    ),
+    ("optimizer: {params: {weight_decay: 0.1}}\n--set optimizer.type=Rprop",
+        ["optimizer.params.weight_decay"]),
     ("zero_optimization: {allgather_partitions: true, load_from_fp32_weights: true}", []),
-    (
-        "zero_optimization: {stage: 1, allgather_partitions: false}",
-        ["zero_optimization.allgather_partitions"],
-    ),
-]
+    ("zero_optimization: {stage: 1, allgather_partitions: false}",
+        ["zero_optimization.allgather_partitions"]),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "names"), CASES)
@@ -128,7 +102,7 @@ def test_a_value_without_effect_is_noted(load, text, names):
 
 def test_the_note_names_the_condition(load):
     (notice,) = load("rotary-pct: 0.5").notices
-    assert notice.what == "has no effect: it is used only when pos_emb is rotary, but it is learned"
+    assert shows(notice.what, "pos_emb is rotary")
     assert (notice.value, notice.place.line) == ("0.5", 1)
 
 
@@ -143,17 +117,14 @@ def test_the_note_names_the_condition(load):
 )
 def test_files_that_the_tokenizer_does_not_read_are_noted_and_left_out(load, kind, read):
     config = load(f"tokenizer-type: {kind}\nvocab-file: vocab.json\nmerge-file: merges.txt\n")
-    noted = {each.name for each in config.notices if "has no effect: it is used only when" in each.what}
+    noted = {each.name for each in config.notices if "has no effect" in each.what}
     assert list(tokenizer_files(config.tokenizer)) == read
     assert noted == {"vocab_file", "merge_file"} - set(read)
 
 
 def test_the_note_names_the_types_of_the_layers(load):
     (notice,) = load("sparsity_config: {num_local_blocks: 2}").notices
-    assert notice.what == (
-        "has no effect: it is used only when attention_config has local or sparse_fixed layers, but it has "
-        "global"
-    )
+    assert shows(notice.what, "attention_config", "sparse_fixed")
 
 
 # The hosts of a job, and thereby who starts its workers, are not known when a configuration is read.
@@ -209,8 +180,6 @@ def test_a_training_that_ends_between_two_averages_of_its_replicas_is_noted(load
 
 def test_a_block_that_may_be_off_on_purpose_is_not_only_told_to_be_on(load):
     (note,) = load("fp16: {initial_scale_power: 12}").notices
-    assert (note.what, note.remedy) == (
-        "has no effect: fp16.enabled is false",
-        "remove this, or set that to true",
-    )
+    assert shows(note.what, "no effect", "fp16.enabled is false")
+    assert shows(note.remedy, "set", "true")
     assert load("fp16: {initial_scale_power: 12}", "fp16.enabled=false").notices == ()

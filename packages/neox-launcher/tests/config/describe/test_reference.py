@@ -5,13 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from neox_config import resolve
 from neox_config.describe.reference import describe_parameter, reference
 from neox_config.schema.config import all_parameters, parameter_named
 from neox_config.schema.parameter import Section, param
 from neox_config.spec.resolve import derived_values
+from support.refusals import refused, shows
 
 DOCS = Path(__file__).parents[5] / "docs"
 
@@ -39,13 +38,13 @@ def test_a_parameter_has_all_its_properties():
     assert not parameter_named("seq_length").required
     text = describe_parameter(parameter_named("zero_optimization.stage"))
     assert "also called  zero_stage" in text
-    assert "older names  zero_optimization (true is stage 1, false is stage 0)" in text
+    assert shows(text, "zero_optimization", "stage 1", "0")
 
 
 def test_a_parameter_without_a_meaning_of_none_is_refused():
-    with pytest.raises(TypeError, match="needs none_means"):
+    with refused(TypeError, "needs none_means"):
         param(None, doc="x", origin="ours")
-    with pytest.raises(TypeError, match="needs a doc"):
+    with refused(TypeError, "needs a doc"):
         param(1, doc="", origin="ours")
 
 
@@ -55,9 +54,9 @@ def test_a_section_is_frozen_and_strict():
 
         size: int = param(1, doc="size", origin="ours")
 
-    with pytest.raises(ValueError, match="frozen"):
+    with refused(ValueError, "frozen"):
         Example().size = 2
-    with pytest.raises(ValueError, match="Extra inputs"):
+    with refused(ValueError, "Extra inputs"):
         Example(sise=2)
 
 

@@ -15,6 +15,7 @@ from neox_config.facts.pipeline_schedules import (
     stage_of_part,
     why_not_micro_batches,
 )
+from support.refusals import shows
 
 MODEL: dict[str, Any] = {
     "num_layers": 8,
@@ -89,8 +90,8 @@ def test_rounds_of_unequal_size_are_refused_with_the_numbers(resolved):
     assert why_not_micro_batches("interleaved", stages=4, micro_batches=10) is None
     with pytest.raises(ConfigError) as caught:
         resolved(pipeline_schedule="interleaved", gradient_accumulation_steps=9)
-    assert "cannot divide 9 micro-batches per update into 2 rounds" in str(caught.value)
-    assert "use 12 micro-batches per update" in str(caught.value)
+    assert shows(str(caught.value), "9 micro-batches", "2 rounds")
+    assert "12 micro-batches per" in str(caught.value)
     assert resolved(pipeline_schedule="zbv", gradient_accumulation_steps=9).run.batch.accumulation == 9
     # DeepSpeed's 1F1B, and torch's, run any number.
     for engine in ("deepspeed", "torch"):

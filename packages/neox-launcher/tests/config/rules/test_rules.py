@@ -10,704 +10,316 @@ from neox_config.derive.engine import chosen_engine
 from neox_config.errors import ConfigError
 from neox_config.facts.stores import has_credentials
 from neox_config.rules import RULES
+from support.refusals import refused, shows
 
-# rule -> (text that breaks it, where, part of the sentence, text that does not)
+# rule -> (text that breaks it, where, numbers in the message, text that does not)
 EXAMPLES = {
-    "stop_strings_have_characters": (
-        '--set stop-strings=["."," ",""]',
-        "stop_strings",
-        "contains an empty string, which ends every text\nremove it",
-        '--set stop-strings=["."," "]',
-    ),
-    "stop_tokens_are_ids": (
-        "--set stop-tokens=[2,-1]",
-        "stop_tokens",
-        "contains -1, but ids of tokens begin at 0\nremove it",
-        "--set stop-tokens=[2,1]",
-    ),
-    "sizes_divide_others": (
-        "--set num-attention-heads=5",
-        "num_attention_heads",
-        "does not divide hidden-size: 64\nuse 1, 2, 4, 8",
-        "--set num-attention-heads=8",
-    ),
-    "samples_fit_the_positions": (
-        "--set seq-length=64",
-        "seq_length",
-        "is more than max-position-embeddings: 32",
-        "--set seq-length=16",
-    ),
-    "rotary_turns_pairs_of_channels": (
-        "pos-emb: rotary\nrotary-pct: 0.2",
-        "rotary_pct",
-        "rotates 3 of the 16 dimensions of each head",
-        "pos-emb: rotary\nrotary-pct: 0.25",
-    ),
-    "attention_config_fits_the_layers": (
-        "attention-config: [[[global, local], 3]]",
-        "attention_config",
-        "describes 6 layers, but num-layers is 4",
-        "attention-config: [[[global, local], 2]]",
-    ),
-    "stages_have_layers": (
-        "pipe-parallel-size: 5",
-        "pipe_parallel_size",
-        "is more than num-layers: 4\nuse at most 4",
-        "pipe-parallel-size: 4",
-    ),
-    "layers_are_dealt_by_a_pattern": (
-        "pipe-partition-method: 'type:[a'",
-        "pipe_partition_method",
-        "has an invalid regular expression after type:",
-        "pipe-partition-method: 'type:[a]'",
-    ),
-    "sizes_divide_others: layers": (
-        "num-unique-layers: 3",
-        "num_unique_layers",
-        "does not divide num-layers: 4",
-        "num-unique-layers: 2",
-    ),
-    "kernels_suit_the_model": (
-        "bias-gelu-fusion: true\nactivation: relu",
-        "bias_gelu_fusion",
-        "requires activation: gelu, not relu",
-        "bias-gelu-fusion: true",
-    ),
-    "kernels_suit_the_model: rope": (
-        "rope-fusion: true",
-        "rope_fusion",
-        "requires pos-emb: rotary, not learned",
-        "rope-fusion: true\npos-emb: rotary",
-    ),
-    "kernels_suit_the_model: layernorm": (
-        "layernorm-fusion: true\nnorm: apexlayernorm",
-        "layernorm_fusion",
-        "requires norm: layernorm, not apexlayernorm",
-        "layernorm-fusion: true",
-    ),
-    "kernels_suit_the_model: bias": (
-        "layernorm-fusion: true\nuse-bias-in-norms: false",
-        "layernorm_fusion",
-        "requires use-bias-in-norms: true",
-        "layernorm-fusion: auto\nuse-bias-in-norms: false",
-    ),
-    "the_width_is_set_once": (
-        "mlp-width: 100\nexpansion-factor: 2",
-        "mlp_width",
-        "and expansion-factor set the same width\nkeep one of mlp-width, expansion-factor",
-        "mlp-width: 100\nmlp-multiple-of: 8",
-    ),
-    "the_width_is_positive": (
-        "expansion-factor: 0.01",
-        "expansion_factor",
-        "gives an MLP width of 0",
-        "expansion-factor: 0.02",
-    ),
-    "each_part_of_the_schedule_is_set_once": (
-        "warmup: 0.1\nwarmup-iters: 2",
-        "warmup_iters",
-        "and warmup set the same value",
-        "min-lr: 0.0001\nwarmup-iters: 2\nlr-decay-fraction: 0.5",
-    ),
-    "the_warmup_ends_before_the_decay": (
-        "warmup-iters: 11",
-        "warmup_iters",
-        "is more than the 10 iterations of the schedule",
-        "warmup-iters: 10",
-    ),
-    "settings_exclude_each_other: save-growth": (
-        "save-interval: 5\nsave-growth: 2",
-        "save_growth",
-        "and save-interval cannot both be set",
-        "save: x\nsave-growth: 2",
-    ),
-    "extra_saves_are_different_iterations": (
-        "extra-save-iters: [4, -1]",
-        "extra_save_iters",
-        "must be a list of different numbers from 0",
-        "extra-save-iters: [512, 0, 1]",
-    ),
-    "kernels_suit_the_model: rmsnorm": (
-        "rmsnorm-fusion: true",
-        "rmsnorm_fusion",
-        "requires norm: rmsnorm, not layernorm",
-        "rmsnorm-fusion: true\nnorm: rmsnorm",
-    ),
-    "loss_fusion_needs_bf16_or_fp32": (
-        "loss-fusion: true\nfp16: {enabled: true}",
-        "loss_fusion",
-        "does not work with fp16",
-        "loss-fusion: auto\nfp16: {enabled: true}",
-    ),
-    "kernels_suit_the_model: glu": (
-        "glu-fusion: true\nactivation: reglu",
-        "glu_fusion",
-        "requires activation: swiglu or geglu, not reglu",
-        "glu-fusion: true\nactivation: geglu",
-    ),
+    "stop_strings_have_characters": ('--set stop-strings=["."," ",""]', "stop_strings", [],
+        '--set stop-strings=["."," "]'),
+    "stop_tokens_are_ids": ("--set stop-tokens=[2,-1]", "stop_tokens", ["-1", "0"],
+        "--set stop-tokens=[2,1]"),
+    "sizes_divide_others": ("--set num-attention-heads=5", "num_attention_heads", ["64", "1, 2, 4, 8"],
+        "--set num-attention-heads=8"),
+    "samples_fit_the_positions": ("--set seq-length=64", "seq_length", ["32"], "--set seq-length=16"),
+    "rotary_turns_pairs_of_channels": ("pos-emb: rotary\nrotary-pct: 0.2", "rotary_pct", ["3", "16"],
+        "pos-emb: rotary\nrotary-pct: 0.25"),
+    "attention_config_fits_the_layers": ("attention-config: [[[global, local], 3]]", "attention_config",
+        ["6", "4"], "attention-config: [[[global, local], 2]]"),
+    "stages_have_layers": ("pipe-parallel-size: 5", "pipe_parallel_size", ["4", "4"],
+        "pipe-parallel-size: 4"),
+    "layers_are_dealt_by_a_pattern": ("pipe-partition-method: 'type:[a'", "pipe_partition_method", [],
+        "pipe-partition-method: 'type:[a]'"),
+    "sizes_divide_others: layers": ("num-unique-layers: 3", "num_unique_layers", ["4"],
+        "num-unique-layers: 2"),
+    "kernels_suit_the_model": ("bias-gelu-fusion: true\nactivation: relu", "bias_gelu_fusion", [],
+        "bias-gelu-fusion: true"),
+    "kernels_suit_the_model: rope": ("rope-fusion: true", "rope_fusion", [],
+        "rope-fusion: true\npos-emb: rotary"),
+    "kernels_suit_the_model: layernorm": ("layernorm-fusion: true\nnorm: apexlayernorm", "layernorm_fusion",
+        [], "layernorm-fusion: true"),
+    "kernels_suit_the_model: bias": ("layernorm-fusion: true\nuse-bias-in-norms: false", "layernorm_fusion",
+        [], "layernorm-fusion: auto\nuse-bias-in-norms: false"),
+    "the_width_is_set_once": ("mlp-width: 100\nexpansion-factor: 2", "mlp_width", [],
+        "mlp-width: 100\nmlp-multiple-of: 8"),
+    "the_width_is_positive": ("expansion-factor: 0.01", "expansion_factor", ["0"], "expansion-factor: 0.02"),
+    "each_part_of_the_schedule_is_set_once": ("warmup: 0.1\nwarmup-iters: 2", "warmup_iters", [],
+        "min-lr: 0.0001\nwarmup-iters: 2\nlr-decay-fraction: 0.5"),
+    "the_warmup_ends_before_the_decay": ("warmup-iters: 11", "warmup_iters", ["10"], "warmup-iters: 10"),
+    "settings_exclude_each_other: save-growth": ("save-interval: 5\nsave-growth: 2", "save_growth", [],
+        "save: x\nsave-growth: 2"),
+    "extra_saves_are_different_iterations": ("extra-save-iters: [4, -1]", "extra_save_iters", ["0"],
+        "extra-save-iters: [512, 0, 1]"),
+    "kernels_suit_the_model: rmsnorm": ("rmsnorm-fusion: true", "rmsnorm_fusion", [],
+        "rmsnorm-fusion: true\nnorm: rmsnorm"),
+    "loss_fusion_needs_bf16_or_fp32": ("loss-fusion: true\nfp16: {enabled: true}", "loss_fusion", [],
+        "loss-fusion: auto\nfp16: {enabled: true}"),
+    "kernels_suit_the_model: glu": ("glu-fusion: true\nactivation: reglu", "glu_fusion", [],
+        "glu-fusion: true\nactivation: geglu"),
     "settings_exclude_each_other": (
         "scaled-masked-softmax-fusion: true\nscaled-upper-triang-masked-softmax-fusion: true",
-        "scaled_masked_softmax_fusion",
-        "cannot both be true",
-        "scaled-masked-softmax-fusion: true",
-    ),
+        "scaled_masked_softmax_fusion", [], "scaled-masked-softmax-fusion: true"),
     "settings_exclude_each_other: residual": (
-        "gpt-j-residual: true\napply-residual-connection-post-layernorm: true",
-        "gpt_j_residual",
-        "cannot both be true",
-        "gpt-j-residual: true",
-    ),
+        "gpt-j-residual: true\napply-residual-connection-post-layernorm: true", "gpt_j_residual", [],
+        "gpt-j-residual: true"),
     "chunks_suit_the_schedule": (
         "pipe-parallel-size: 2\npipeline-schedule: interleaved\nvirtual-pipeline-stages: 1",
-        "virtual_pipeline_stages",
-        "must be at least 2 with pipeline-schedule interleaved",
-        "pipe-parallel-size: 2\npipeline-schedule: interleaved\nvirtual-pipeline-stages: 2",
-    ),
+        "virtual_pipeline_stages", ["2"],
+        "pipe-parallel-size: 2\npipeline-schedule: interleaved\nvirtual-pipeline-stages: 2"),
     "chunks_have_layers": (
         "pipe-parallel-size: 2\npipeline-schedule: interleaved\nvirtual-pipeline-stages: 3",
-        "virtual_pipeline_stages",
-        "requires a layer for each of 2 x 3 chunks, but num-layers is 4",
-        "pipe-parallel-size: 2\npipeline-schedule: interleaved\nvirtual-pipeline-stages: 2",
-    ),
+        "virtual_pipeline_stages", ["2", "3", "4"],
+        "pipe-parallel-size: 2\npipeline-schedule: interleaved\nvirtual-pipeline-stages: 2"),
     "only_the_torch_engine_has_other_schedules": (
-        "pipe-parallel-size: 2\npipeline-schedule: zero_bubble\nengine: deepspeed",
-        "pipeline_schedule",
-        "is zero_bubble, which runs on the torch engine alone",
-        "pipe-parallel-size: 2\npipeline-schedule: zero_bubble",
-    ),
+        "pipe-parallel-size: 2\npipeline-schedule: zero_bubble\nengine: deepspeed", "pipeline_schedule", [],
+        "pipe-parallel-size: 2\npipeline-schedule: zero_bubble"),
     "split_backward_passes_store_activations": (
         "pipe-parallel-size: 2\npipeline-schedule: zero_bubble\ncheckpoint-activations: true",
-        "pipeline_schedule",
-        "would recompute each layer once for its activations and again for every weight",
-        "pipe-parallel-size: 2\nengine: torch\ncheckpoint-activations: true",
-    ),
+        "pipeline_schedule", [], "pipe-parallel-size: 2\nengine: torch\ncheckpoint-activations: true"),
     "one_buffer_of_checkpoints_has_a_size": (
         "pipe-parallel-size: 2\npipeline-schedule: interleaved\ncheckpoint-activations: true\n"
-        "partition-activations: true\ncontiguous-checkpointing: true",
-        "contiguous_checkpointing",
-        "cannot size its buffer for several chunks per stage",
+        "partition-activations: true\ncontiguous-checkpointing: true", "contiguous_checkpointing", [],
         "pipe-parallel-size: 2\npipeline-schedule: interleaved\ncheckpoint-activations: true\n"
-        "partition-activations: true\ncontiguous-checkpointing: true\nnumber-checkpoints: 8",
-    ),
-    "zero_stages_suit_the_pipeline": (
-        "zero-stage: 2\npipe-parallel-size: 1\nengine: deepspeed",
-        "zero_optimization.stage",
-        "must be at most 1 with a pipeline on the deepspeed engine",
-        "zero-stage: 2\npipe-parallel-size: 1",
-    ),
+        "partition-activations: true\ncontiguous-checkpointing: true\nnumber-checkpoints: 8"),
+    "zero_stages_suit_the_pipeline": ("zero-stage: 2\npipe-parallel-size: 1\nengine: deepspeed",
+        "zero_optimization.stage", ["1"], "zero-stage: 2\npipe-parallel-size: 1"),
     "split_backward_passes_keep_weights": (
-        "zero-stage: 3\npipe-parallel-size: 2\npipeline-schedule: zero_bubble",
-        "zero_optimization.stage",
-        "must be at most 2 with pipeline-schedule zero_bubble",
-        "zero-stage: 2\npipe-parallel-size: 2\npipeline-schedule: zero_bubble",
-    ),
-    "offloading_has_its_stage": (
-        "zero_optimization: {stage: 2, offload_param: {device: cpu}}",
-        "zero_optimization.offload_param.device",
-        "requires stage 3, not 2",
-        "zero_optimization: {stage: 3, offload_param: {device: cpu}}",
-    ),
+        "zero-stage: 3\npipe-parallel-size: 2\npipeline-schedule: zero_bubble", "zero_optimization.stage",
+        ["2"], "zero-stage: 2\npipe-parallel-size: 2\npipeline-schedule: zero_bubble"),
+    "offloading_has_its_stage": ("zero_optimization: {stage: 2, offload_param: {device: cpu}}",
+        "zero_optimization.offload_param.device", ["3", "2"],
+        "zero_optimization: {stage: 3, offload_param: {device: cpu}}"),
     "offloading_has_its_stage: states": (
         "zero_optimization: {stage: 2, offload_optimizer: {device: nvme, nvme_path: /x}}",
-        "zero_optimization.offload_optimizer.device",
-        "requires stage 3, not 2",
-        "zero_optimization: {stage: 2, offload_optimizer: {device: cpu}}",
-    ),
-    "offloading_says_where": (
-        "zero_optimization: {stage: 3, offload_param: {pin_memory: true}}",
-        "zero_optimization.offload_param.device",
-        "is missing\nadd device: cpu, nvme or none",
-        "zero_optimization: {stage: 3, offload_param: {device: cpu, pin_memory: true}}",
-    ),
+        "zero_optimization.offload_optimizer.device", ["3", "2"],
+        "zero_optimization: {stage: 2, offload_optimizer: {device: cpu}}"),
+    "offloading_says_where": ("zero_optimization: {stage: 3, offload_param: {pin_memory: true}}",
+        "zero_optimization.offload_param.device", [],
+        "zero_optimization: {stage: 3, offload_param: {device: cpu, pin_memory: true}}"),
     "nvme_has_a_buffer_per_state": (
         "zero_optimization: {stage: 3, offload_optimizer: {device: nvme, nvme_path: x, buffer_count: 3}}",
-        "zero_optimization.offload_optimizer.buffer_count",
-        "is less than the 4 tensors that Adam keeps",
-        "zero_optimization: {stage: 3, offload_optimizer: {device: nvme, nvme_path: x, buffer_count: 4}}",
-    ),
-    "offloading_says_where: nvme": (
-        "zero_optimization: {stage: 3, offload_param: {device: nvme}}",
-        "zero_optimization.offload_param.device",
-        "requires nvme_path",
-        "zero_optimization: {stage: 3, offload_param: {device: nvme, nvme_path: /x}}",
-    ),
-    "one_precision": (
-        "fp16: {enabled: true}\nbf16: {enabled: true}",
-        "bf16.enabled",
-        "cannot be combined with fp16.enabled: true",
-        "fp16: {enabled: true}\nbf16: {enabled: false}",
-    ),
-    "precision_agrees_with_the_blocks": (
-        "precision: fp32\nbf16: {enabled: true}",
-        "precision",
-        "contradicts bf16.enabled: true",
-        "precision: bfloat16\nbf16: {enabled: true}",
-    ),
-    "amp_keeps_float32_weights": (
-        "amp: {enabled: true, opt_level: O2}",
-        "amp.opt_level",
-        "as the fp16 block does",
-        "amp: {enabled: true, opt_level: O1}",
-    ),
-    "amp_scales_between_its_limits": (
-        "amp: {enabled: true, min_loss_scale: 8, max_loss_scale: 4}",
-        "amp.max_loss_scale",
-        "less than the minimum of the loss scale, 8",
-        "amp: {enabled: true, min_loss_scale: 4, max_loss_scale: 4}",
-    ),
-    "amp_uses_operators_of_pytorch": (
-        "amp: {enabled: true}\nbias-gelu-fusion: true",
-        "bias_gelu_fusion",
-        "takes tensors of one data type",
-        "amp: {enabled: true, opt_level: O0}\nbias-gelu-fusion: true",
-    ),
-    "amp_excludes_zero": (
-        "amp: {enabled: true}\nzero-stage: 1",
-        "amp.enabled",
-        "does not work with ZeRO",
-        "amp: {enabled: true}",
-    ),
+        "zero_optimization.offload_optimizer.buffer_count", ["4"],
+        "zero_optimization: {stage: 3, offload_optimizer: {device: nvme, nvme_path: x, buffer_count: 4}}"),
+    "offloading_says_where: nvme": ("zero_optimization: {stage: 3, offload_param: {device: nvme}}",
+        "zero_optimization.offload_param.device", [],
+        "zero_optimization: {stage: 3, offload_param: {device: nvme, nvme_path: /x}}"),
+    "one_precision": ("fp16: {enabled: true}\nbf16: {enabled: true}", "bf16.enabled", [],
+        "fp16: {enabled: true}\nbf16: {enabled: false}"),
+    "precision_agrees_with_the_blocks": ("precision: fp32\nbf16: {enabled: true}", "precision", [],
+        "precision: bfloat16\nbf16: {enabled: true}"),
+    "amp_keeps_float32_weights": ("amp: {enabled: true, opt_level: O2}", "amp.opt_level", [],
+        "amp: {enabled: true, opt_level: O1}"),
+    "amp_scales_between_its_limits": ("amp: {enabled: true, min_loss_scale: 8, max_loss_scale: 4}",
+        "amp.max_loss_scale", ["8"], "amp: {enabled: true, min_loss_scale: 4, max_loss_scale: 4}"),
+    "amp_uses_operators_of_pytorch": ("amp: {enabled: true}\nbias-gelu-fusion: true", "bias_gelu_fusion", [],
+        "amp: {enabled: true, opt_level: O0}\nbias-gelu-fusion: true"),
+    "amp_excludes_zero": ("amp: {enabled: true}\nzero-stage: 1", "amp.enabled", [], "amp: {enabled: true}"),
     "gradients_are_summed_in_fp32_or_the_models_format": (
-        "precision: bfloat16\ndata_types: {grad_accum_dtype: fp16}",
-        "data_types.grad_accum_dtype",
-        "cannot be combined with training in bf16",
-        "precision: fp16\ndata_types: {grad_accum_dtype: fp16}",
-    ),
-    "fp16_cross_entropy_needs_fp16": (
-        "fp16-lm-cross-entropy: true",
-        "fp16_lm_cross_entropy",
-        "requires fp16",
-        "fp16-lm-cross-entropy: true\nprecision: fp16",
-    ),
-    "floor_is_below_the_peak": (
-        "min-lr: 0.01",
-        "min_lr",
-        "is more than optimizer.params.lr: 0.001",
-        "min-lr: 0.001",
-    ),
-    "the_parts_of_wsd_fit_the_schedule": (
-        "lr-decay-style: wsd\nwarmup: 0.5\nlr-wsd-decay-iters: 6",
-        "lr_wsd_decay_iters",
-        "makes a decay of 6 iterations, which starts before the warmup of 5 ends: the schedule has 10",
-        "lr-decay-style: wsd\nwarmup: 0.5\nlr-wsd-decay-iters: 5",
-    ),
-    "a_scheduler_has_a_type": (
-        "scheduler: {params: {warmup_num_steps: 5}}",
-        "scheduler.params",
-        "requires scheduler.type\nadd scheduler: {type: WarmupLR}",
-        "scheduler: {type: WarmupLR, params: {warmup_num_steps: 5}}",
-    ),
-    "one_schedule_is_given": (
-        "scheduler: {type: WarmupLR}\nlr-decay-style: cosine",
-        "lr_decay_style",
-        "and scheduler.type: WarmupLR are two learning rate schedules",
-        "scheduler: {type: WarmupLR}\nmin-lr: 0.5\nwarmup-iters: 90",
-    ),
-    "one_cycle_has_learning_rates": (
-        "scheduler: {type: OneCycle, params: {cycle_max_lr: 0.2}}",
-        "scheduler.params.cycle_min_lr",
-        "is required by OneCycle\nadd cycle_min_lr: 0.0001",
-        "scheduler: {type: OneCycle, params: {cycle_min_lr: 0.1, cycle_max_lr: 0.2}}",
-    ),
+        "precision: bfloat16\ndata_types: {grad_accum_dtype: fp16}", "data_types.grad_accum_dtype", [],
+        "precision: fp16\ndata_types: {grad_accum_dtype: fp16}"),
+    "fp16_cross_entropy_needs_fp16": ("fp16-lm-cross-entropy: true", "fp16_lm_cross_entropy", [],
+        "fp16-lm-cross-entropy: true\nprecision: fp16"),
+    "floor_is_below_the_peak": ("min-lr: 0.01", "min_lr", ["0.001"], "min-lr: 0.001"),
+    "the_parts_of_wsd_fit_the_schedule": ("lr-decay-style: wsd\nwarmup: 0.5\nlr-wsd-decay-iters: 6",
+        "lr_wsd_decay_iters", ["6", "5", "10"], "lr-decay-style: wsd\nwarmup: 0.5\nlr-wsd-decay-iters: 5"),
+    "a_scheduler_has_a_type": ("scheduler: {params: {warmup_num_steps: 5}}", "scheduler.params", [],
+        "scheduler: {type: WarmupLR, params: {warmup_num_steps: 5}}"),
+    "one_schedule_is_given": ("scheduler: {type: WarmupLR}\nlr-decay-style: cosine", "lr_decay_style", [],
+        "scheduler: {type: WarmupLR}\nmin-lr: 0.5\nwarmup-iters: 90"),
+    "one_cycle_has_learning_rates": ("scheduler: {type: OneCycle, params: {cycle_max_lr: 0.2}}",
+        "scheduler.params.cycle_min_lr", ["0.0001"],
+        "scheduler: {type: OneCycle, params: {cycle_min_lr: 0.1, cycle_max_lr: 0.2}}"),
     "bounds_of_the_scheduler_are_ordered": (
         "scheduler: {type: WarmupDecayLR, params: {warmup_num_steps: 2, warmup_min_lr: 0.01}}",
-        "scheduler.params.warmup_min_lr",
-        "is more than optimizer.params.lr: 0.001",
-        "scheduler: {type: WarmupLR, params: {warmup_min_lr: 0.01, warmup_max_lr: 0.01}}",
-    ),
+        "scheduler.params.warmup_min_lr", ["0.001"],
+        "scheduler: {type: WarmupLR, params: {warmup_min_lr: 0.01, warmup_max_lr: 0.01}}"),
     "the_warmup_of_the_scheduler_ends_before_its_decay": (
         "scheduler: {type: WarmupCosineLR, params: {warmup_num_steps: 11}}",
-        "scheduler.params.warmup_num_steps",
-        "is more than the 10 iterations of the schedule\nset it to at most 10",
-        "scheduler: {type: WarmupCosineLR, params: {warmup_num_steps: 11, total_num_steps: 11}}",
-    ),
+        "scheduler.params.warmup_num_steps", ["10", "10"],
+        "scheduler: {type: WarmupCosineLR, params: {warmup_num_steps: 11, total_num_steps: 11}}"),
     "the_optimizer_has_a_momentum_to_cycle": (
         "scheduler: {type: OneCycle, params: {cycle_min_lr: 0.1, cycle_max_lr: 0.2}}\n"
-        "--set optimizer.type=Adadelta",
-        "scheduler.params.cycle_momentum",
-        "has an effect on the momentum, and Adadelta has none",
+        "--set optimizer.type=Adadelta", "scheduler.params.cycle_momentum", [],
         "scheduler: {type: OneCycle, params: {cycle_min_lr: 0.1, cycle_max_lr: 0.2, cycle_momentum: false}}\n"
-        "--set optimizer.type=Adadelta",
-    ),
+        "--set optimizer.type=Adadelta"),
     "the_momentum_stays_below_one": (
         "scheduler: {type: OneCycle, params: {cycle_min_lr: 0.1, cycle_max_lr: 0.2, cycle_first_step_size: 2,"
         " decay_step_size: 1, decay_mom_rate: 0.05}}",
-        "scheduler.params.decay_mom_rate",
-        "makes the momentum 1.125 in the last iteration",
+        "scheduler.params.decay_mom_rate", ["1.125"],
         "scheduler: {type: OneCycle, params: {cycle_min_lr: 0.1, cycle_max_lr: 0.2, cycle_first_step_size: 2,"
-        " decay_step_size: 2, decay_mom_rate: 0.04}}",
-    ),
+        " decay_step_size: 2, decay_mom_rate: 0.04}}"),
     "settings_exclude_each_other: schedule": (
-        "override-lr-scheduler: true\nuse-checkpoint-lr-scheduler: true",
-        "override_lr_scheduler",
-        "and use-checkpoint-lr-scheduler cannot both be true",
-        "override-lr-scheduler: true",
-    ),
+        "override-lr-scheduler: true\nuse-checkpoint-lr-scheduler: true", "override_lr_scheduler", [],
+        "override-lr-scheduler: true"),
     "arguments_are_within_their_limits": (
-        "optimizer: {params: {momentum: 1.0}}\n--set optimizer.type=madgrad_wd",
-        "optimizer.params.momentum",
-        "must be a number, at least 0 and less than 1",
-        "optimizer: {params: {momentum: 0}}\n--set optimizer.type=madgrad_wd",
-    ),
+        "optimizer: {params: {momentum: 1.0}}\n--set optimizer.type=madgrad_wd", "optimizer.params.momentum",
+        ["0", "1"], "optimizer: {params: {momentum: 0}}\n--set optimizer.type=madgrad_wd"),
     "the_trust_ratio_has_a_range": (
         "optimizer: {params: {min_coeff: 2, max_coeff: 1.5}}\n--set optimizer.type=Lamb",
-        "optimizer.params.min_coeff",
-        "is more than max_coeff: 1.5",
-        "optimizer: {params: {min_coeff: 1.5, max_coeff: 1.5}}\n--set optimizer.type=Lamb",
-    ),
+        "optimizer.params.min_coeff", ["1.5"],
+        "optimizer: {params: {min_coeff: 1.5, max_coeff: 1.5}}\n--set optimizer.type=Lamb"),
     "a_second_learning_rate_is_relative_to_the_first": (
         "optimizer: {params: {adam_lr: 0.1}}\n--set optimizer.type=Muon\n--set optimizer.params.lr=0",
-        "optimizer.params.adam_lr",
-        "in proportion to its largest learning rate (optimizer.params.lr), which is 0",
-        "optimizer: {params: {adam_lr: 0.1}}\n--set optimizer.type=Muon",
-    ),
+        "optimizer.params.adam_lr", ["0"], "optimizer: {params: {adam_lr: 0.1}}\n--set optimizer.type=Muon"),
     "the_factor_of_the_trust_ratio_has_a_range": (
         "optimizer: {params: {factor_min: 1.1}}\n--set optimizer.type=OneBitLamb",
-        "optimizer.params.factor_min",
-        "are a range without 1, with which the factor begins",
-        "optimizer: {params: {factor_min: 1.0}}\n--set optimizer.type=OneBitLamb",
-    ),
-    "betas_are_below_one": (
-        "optimizer: {params: {betas: [0.9, 1]}}",
-        "optimizer.params.betas",
-        "each at least 0 and less than 1",
-        "optimizer: {params: {betas: [0, 0.99]}}",
-    ),
-    "replicas_that_compress_hold_all_states": (
-        "zero-stage: 1\n--set optimizer.type=OneBitAdam",
-        "optimizer.type",
-        "ZeRO averages the gradients in full precision",
-        "zero-stage: 0\n--set optimizer.type=OneBitAdam",
-    ),
+        "optimizer.params.factor_min", ["1"],
+        "optimizer: {params: {factor_min: 1.0}}\n--set optimizer.type=OneBitLamb"),
+    "betas_are_below_one": ("optimizer: {params: {betas: [0.9, 1]}}", "optimizer.params.betas", ["0", "1"],
+        "optimizer: {params: {betas: [0, 0.99]}}"),
+    "replicas_that_compress_hold_all_states": ("zero-stage: 1\n--set optimizer.type=OneBitAdam",
+        "optimizer.type", [], "zero-stage: 0\n--set optimizer.type=OneBitAdam"),
     "the_noise_scale_reads_averaged_gradients": (
-        "log-gradient-noise-scale: true\n--set optimizer.type=OneBitAdam",
-        "log_gradient_noise_scale",
-        "and OneBitAdam averages momenta instead",
-        "log-gradient-noise-scale: true\n--set optimizer.type=Adam",
-    ),
-    "the_optimizer_is_known": (
-        "--set optimizer.type=LBFGS",
-        "optimizer.type",
-        "is not a known optimizer\nuse Adam, AdamW, CPU_Adam",
-        "--set optimizer.type=sgd",
-    ),
-    "optimizers_know_their_arguments": (
-        "optimizer: {params: {momentum: 0.9}}",
-        "optimizer.params.momentum",
-        "is not an argument of Adam",
-        "optimizer: {params: {momentum: 0.9}}\n--set optimizer.type=SGD",
-    ),
+        "log-gradient-noise-scale: true\n--set optimizer.type=OneBitAdam", "log_gradient_noise_scale", [],
+        "log-gradient-noise-scale: true\n--set optimizer.type=Adam"),
+    "the_optimizer_is_known": ("--set optimizer.type=LBFGS", "optimizer.type", [],
+        "--set optimizer.type=sgd"),
+    "optimizers_know_their_arguments": ("optimizer: {params: {momentum: 0.9}}", "optimizer.params.momentum",
+        [], "optimizer: {params: {momentum: 0.9}}\n--set optimizer.type=SGD"),
     "zero_cuts_weights_for_elementwise_optimizers_only": (
         "zero-stage: 1\nzero-allow-untested-optimizer: true\n--set optimizer.type=Adafactor",
-        "optimizer.type",
-        "set zero_optimization.stage: 0, or use Adam",
-        "zero-stage: 1\nzero-allow-untested-optimizer: true\n--set optimizer.type=Adagrad",
-    ),
+        "optimizer.type", ["0"],
+        "zero-stage: 1\nzero-allow-untested-optimizer: true\n--set optimizer.type=Adagrad"),
     "tensor_parallelism_splits_weights_for_elementwise_optimizers_only": (
-        "model-parallel-size: 2\n--set optimizer.type=Adafactor",
-        "optimizer.type",
-        "but model-parallel-size: 2 splits them\nset model-parallel-size: 1, or use Adam",
-        "--set optimizer.type=Adafactor",
-    ),
+        "model-parallel-size: 2\n--set optimizer.type=Adafactor", "optimizer.type", ["2", "1"],
+        "--set optimizer.type=Adafactor"),
     "zero_with_other_optimizers_is_allowed_first": (
-        "engine: deepspeed\nzero-stage: 1\n--set optimizer.type=SGD",
-        "optimizer.type",
-        "add zero_allow_untested_optimizer: true",
-        "engine: torch\nzero-stage: 1\n--set optimizer.type=SGD",
-    ),
-    "the_length_of_training_is_given_once": (
-        "train-epochs: 2",
-        "train_epochs",
-        "and train-iters cannot both be set",
-        "train-epochs: 2\n--set train-iters=null",
-    ),
+        "engine: deepspeed\nzero-stage: 1\n--set optimizer.type=SGD", "optimizer.type", [],
+        "engine: torch\nzero-stage: 1\n--set optimizer.type=SGD"),
+    "the_length_of_training_is_given_once": ("train-epochs: 2", "train_epochs", [],
+        "train-epochs: 2\n--set train-iters=null"),
     "a_pass_reads_one_dataset_in_order": (
         "train-epochs: 2\ntrain-data-paths: [a, b]\nvalid-data-paths: [c]\ntest-data-paths: [c]\n"
-        "--set train-iters=null",
-        "train_epochs",
-        "is not defined for 2 datasets in train-data-paths",
+        "--set train-iters=null", "train_epochs", ["2"],
         "train-epochs: 2\ntrain-data-paths: [a]\nvalid-data-paths: [c]\ntest-data-paths: [c]\n"
-        "--set train-iters=null",
-    ),
-    "micro_batch_or_batch_is_given": (
-        "--set train-micro-batch-size-per-gpu=null",
-        "train_micro_batch_size_per_gpu",
-        "is missing, and so is train_batch_size",
-        "train-batch-size: 4\n--set train-micro-batch-size-per-gpu=null",
-    ),
-    "data_comes_one_way": (
-        "train-data-paths: [a]",
-        "train_data_paths",
-        "is given without valid-data-paths",
-        "train-data-paths: [a]\neval-iters: 0",
-    ),
+        "--set train-iters=null"),
+    "micro_batch_or_batch_is_given": ("--set train-micro-batch-size-per-gpu=null",
+        "train_micro_batch_size_per_gpu", [],
+        "train-batch-size: 4\n--set train-micro-batch-size-per-gpu=null"),
+    "data_comes_one_way": ("train-data-paths: [a]", "train_data_paths", [],
+        "train-data-paths: [a]\neval-iters: 0"),
     "lists_match_the_paths": (
         "train-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]\ntrain-data-weights: [1, 2]",
-        "train_data_weights",
-        "has 2 weights for 1 dataset",
-        "train-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]\ntrain-data-weights: [2]",
-    ),
-    "adapters_have_a_base": (
-        "lora-rank: 4",
-        "lora_rank",
-        "requires lora-base, the folder of the checkpoints of the model to adapt",
-        "lora-rank: 4\nlora-base: pretrained",
-    ),
-    "adapters_have_matrices": (
-        "lora-rank: 4\nlora-base: pretrained\nlora-target-modules: [gate]",
-        "lora_target_modules",
-        "names no matrix of this model",
-        "lora-rank: 4\nlora-base: pretrained\nlora-target-modules: [gate]\nactivation: swiglu",
-    ),
+        "train_data_weights", ["2", "1"],
+        "train-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]\ntrain-data-weights: [2]"),
+    "adapters_have_a_base": ("lora-rank: 4", "lora_rank", [], "lora-rank: 4\nlora-base: pretrained"),
+    "adapters_have_matrices": ("lora-rank: 4\nlora-base: pretrained\nlora-target-modules: [gate]",
+        "lora_target_modules", [],
+        "lora-rank: 4\nlora-base: pretrained\nlora-target-modules: [gate]\nactivation: swiglu"),
     "adapters_are_not_orthogonalized": (
         "lora-rank: 4\nlora-base: x\noptimizer: {params: {adam_lr: 0.001}}\n--set optimizer.type=Muon",
-        "optimizer.type",
-        "cannot train adapters: Muon updates the layers' own matrices",
-        "optimizer: {params: {adam_lr: 0.001}}\n--set optimizer.type=Muon",
-    ),
+        "optimizer.type", [], "optimizer: {params: {adam_lr: 0.001}}\n--set optimizer.type=Muon"),
     "adapters_are_on_every_stage": (
         "lora-rank: 4\nlora-base: x\npipe-parallel-size: 2\npipe-partition-method: uniform",
-        "pipe_partition_method",
-        "uniform can leave a pipeline stage without adapters",
-        "lora-rank: 4\nlora-base: x\npipe-parallel-size: 2",
-    ),
+        "pipe_partition_method", [], "lora-rank: 4\nlora-base: x\npipe-parallel-size: 2"),
     "lists_match_the_paths: labels": (
         "train-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]\ntrain-label-data-paths: [d, e]",
-        "train_label_data_paths",
-        "has 2 datasets of labels for 1 dataset",
-        "train-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]\nlabel-data-paths: [d]",
-    ),
-    "encoders_do_not_continue_texts": (
-        "objective: masked\nfim-rate: 0.5",
-        "fim_rate",
-        "is for models that predict the next token (objective: masked)",
-        "objective: masked\nmask-prob: 0.3",
-    ),
+        "train_label_data_paths", ["2", "1"],
+        "train-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]\nlabel-data-paths: [d]"),
+    "encoders_do_not_continue_texts": ("objective: masked\nfim-rate: 0.5", "fim_rate", [],
+        "objective: masked\nmask-prob: 0.3"),
     "labels_are_those_of_the_objective": (
         "objective: masked\ntrain-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]\n"
-        "label-data-paths: [d]",
-        "train_label_data_paths",
-        "is not used with objective: masked, which makes its own labels",
-        "train-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]\nlabel-data-paths: [d]",
-    ),
+        "label-data-paths: [d]", "train_label_data_paths", [],
+        "train-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]\nlabel-data-paths: [d]"),
     "global_rows_see_later_blocks": (
         'objective: masked\nattention-config: [[["sparse_fixed", "global"], 2]]\n'
         "sparsity-config: {attention: unidirectional, horizontal_global_attention: true}",
-        "sparsity_config.horizontal_global_attention",
-        "requires attention: bidirectional, because global blocks see all blocks",
+        "sparsity_config.horizontal_global_attention", [],
         'objective: masked\nattention-config: [[["sparse_fixed", "global"], 2]]\n'
-        "sparsity-config: {horizontal_global_attention: true}",
-    ),
-    "buckets_are_shared_by_both_directions": (
-        "objective: masked\npos-emb: rpe\nrpe-num-buckets: 7",
-        "rpe_num_buckets",
-        "must be an even number, at least 4: half of the buckets is for later tokens",
-        "objective: masked\npos-emb: rpe\nrpe-num-buckets: 7\nrpe-causal: true",
-    ),
+        "sparsity-config: {horizontal_global_attention: true}"),
+    "buckets_are_shared_by_both_directions": ("objective: masked\npos-emb: rpe\nrpe-num-buckets: 7",
+        "rpe_num_buckets", ["4"], "objective: masked\npos-emb: rpe\nrpe-num-buckets: 7\nrpe-causal: true"),
     "layers_are_causal_or_see_everything": (
         'objective: masked\nattention-config: [[["local"], "all"]]\n'
-        "sparsity-config: {attention: unidirectional}",
-        "sparsity_config.attention",
-        "leaves no layer that sees later tokens",
+        "sparsity-config: {attention: unidirectional}", "sparsity_config.attention", [],
         'objective: masked\nattention-config: [[["local", "global"], 2]]\n'
-        "sparsity-config: {attention: unidirectional}",
-    ),
-    "embeddings_have_a_width": (
-        "objective: ict",
-        "ict_head_size",
-        "is required by objective: ict",
-        "objective: ict\nict-head-size: 128",
-    ),
-    "samples_of_retrieval_are_blocks": (
-        "objective: ict\nict-head-size: 128\npack-impl: unpacked",
-        "pack_impl",
-        "does not apply to blocks of sentences, which are the samples of objective: ict",
-        "objective: ict\nict-head-size: 128\npack-impl: packed",
-    ),
-    "blocks_have_room": (
-        "objective: ict\nict-head-size: 128\n--set seq-length=4",
-        "seq_length",
-        "is too short for a block of sentences, the tokens around it and its title\nuse at least 8",
-        "objective: ict\nict-head-size: 128\n--set seq-length=8",
-    ),
+        "sparsity-config: {attention: unidirectional}"),
+    "embeddings_have_a_width": ("objective: ict", "ict_head_size", [], "objective: ict\nict-head-size: 128"),
+    "samples_of_retrieval_are_blocks": ("objective: ict\nict-head-size: 128\npack-impl: unpacked",
+        "pack_impl", [], "objective: ict\nict-head-size: 128\npack-impl: packed"),
+    "blocks_have_room": ("objective: ict\nict-head-size: 128\n--set seq-length=4", "seq_length", ["8"],
+        "objective: ict\nict-head-size: 128\n--set seq-length=8"),
     "towers_are_not_compressed": (
         "objective: ict\nict-head-size: 8\neigenvalue: {enabled: true, layer_name: layers, layer_num: 4}",
-        "eigenvalue.enabled",
-        "cannot be combined with objective: ict: it names layers of one model, not those of two towers",
-        "objective: masked\neigenvalue: {enabled: true, layer_name: layers, layer_num: 4}",
-    ),
-    "accuracies_count_from_one": (
-        "objective: ict\nict-head-size: 128\nreport-topk-accuracies: [1, 5, 1]",
-        "report_topk_accuracies",
-        "must be a list of different whole numbers from 1",
-        "objective: ict\nict-head-size: 128\nreport-topk-accuracies: [1, 5, 20]",
-    ),
+        "eigenvalue.enabled", [],
+        "objective: masked\neigenvalue: {enabled: true, layer_name: layers, layer_num: 4}"),
+    "accuracies_count_from_one": ("objective: ict\nict-head-size: 128\nreport-topk-accuracies: [1, 5, 1]",
+        "report_topk_accuracies", ["1"],
+        "objective: ict\nict-head-size: 128\nreport-topk-accuracies: [1, 5, 20]"),
     "rearranged_documents_have_no_labels": (
         "fim-rate: 0.5\ntrain-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]\n"
-        "label-data-paths: [d]",
-        "fim_rate",
-        "rearranges tokens, so train-label-data-paths would not have their labels",
-        "fim-rate: 0.5\ntrain-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]",
-    ),
-    "parts_of_rearranged_documents_differ": (
-        'fim-rate: 0.5\nfim-suffix-token: "<|fim_prefix|>"',
-        "fim_suffix_token",
-        "is also the token of another part",
-        'fim-rate: 0.5\nfim-suffix-token: "<|suffix|>"',
-    ),
-    "whole_documents_have_an_order": (
-        "sample-order: lazy\npack-impl: unpacked",
-        "sample_order",
-        "cannot order samples of whole documents (pack-impl: unpacked)",
-        "sample-order: lazy\npack-impl: packed",
-    ),
-    "split_keeps_something": ("split: 0,0,0", "split", "must contain a number greater than 0", 'split: "1"'),
-    "saving_needs_an_interval": ("save: x", "save", "requires save-interval", "save: x\nsave-interval: 5"),
-    "checkpoints_are_saved_locally_first": (
-        "save-interval: 5\nsave: s3://bucket/run",
-        "save",
-        "is a URL, but checkpoints are saved to a folder",
-        "save: x\nsave-interval: 5\ncheckpoint-store: s3://bucket/run",
-    ),
-    "exports_need_checkpoints": (
-        "hf-export: exported",
-        "hf_export",
-        "requires save",
-        "save: x\nsave-interval: 5\nhf-export: exported",
-    ),
+        "label-data-paths: [d]", "fim_rate", [],
+        "fim-rate: 0.5\ntrain-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]"),
+    "parts_of_rearranged_documents_differ": ('fim-rate: 0.5\nfim-suffix-token: "<|fim_prefix|>"',
+        "fim_suffix_token", [], 'fim-rate: 0.5\nfim-suffix-token: "<|suffix|>"'),
+    "whole_documents_have_an_order": ("sample-order: lazy\npack-impl: unpacked", "sample_order", [],
+        "sample-order: lazy\npack-impl: packed"),
+    "split_keeps_something": ("split: 0,0,0", "split", ["0"], 'split: "1"'),
+    "saving_needs_an_interval": ("save: x", "save", [], "save: x\nsave-interval: 5"),
+    "checkpoints_are_saved_locally_first": ("save-interval: 5\nsave: s3://bucket/run", "save", [],
+        "save: x\nsave-interval: 5\ncheckpoint-store: s3://bucket/run"),
+    "exports_need_checkpoints": ("hf-export: exported", "hf_export", [],
+        "save: x\nsave-interval: 5\nhf-export: exported"),
     "local_checkpoints_are_used_alone": (
         "save: x\nsave-interval: 5\ncheckpoint-store: s3://b/r\ncheckpoint: {use_node_local_storage: true}",
-        "checkpoint_store",
-        "uploads whole checkpoints, which no host has",
-        "save: x\nsave-interval: 5\ncheckpoint: {use_node_local_storage: true}",
-    ),
-    "stores_are_urls": (
-        "save: x\nsave-interval: 5\ncheckpoint-store: bucket/run",
-        "checkpoint_store",
-        "is not a URL",
-        "save: x\nsave-interval: 5\ns3-path: s3://bucket/run\nload: s3://bucket/run",
-    ),
-    "contiguous_checkpointing_partitions": (
-        "contiguous-checkpointing: true",
-        "contiguous_checkpointing",
-        "requires partition-activations",
-        "contiguous-checkpointing: true\npartition-activations: true",
-    ),
-    "one_engine_is_requested": (
-        "deepspeed: false\nengine: deepspeed",
-        "deepspeed",
-        "contradicts engine: deepspeed",
-        "deepspeed: false\nengine: torch",
-    ),
+        "checkpoint_store", [], "save: x\nsave-interval: 5\ncheckpoint: {use_node_local_storage: true}"),
+    "stores_are_urls": ("save: x\nsave-interval: 5\ncheckpoint-store: bucket/run", "checkpoint_store", [],
+        "save: x\nsave-interval: 5\ns3-path: s3://bucket/run\nload: s3://bucket/run"),
+    "contiguous_checkpointing_partitions": ("contiguous-checkpointing: true", "contiguous_checkpointing", [],
+        "contiguous-checkpointing: true\npartition-activations: true"),
+    "one_engine_is_requested": ("deepspeed: false\nengine: deepspeed", "deepspeed", [],
+        "deepspeed: false\nengine: torch"),
     "the_torch_engine_carries_out_all_settings": (
         "engine: torch\nzero_optimization: {stage: 1, offload_optimizer: {device: cpu}}",
-        "zero_optimization.offload_optimizer.device",
-        "is carried out by DeepSpeed's engine alone",
-        "engine: auto\nzero_optimization: {stage: 1, offload_optimizer: {device: cpu}}",
-    ),
-    "predivide_or_prescale": (
-        "prescale_gradients: true\ngradient_predivide_factor: 2",
-        "gradient_predivide_factor",
-        "has no effect with prescale_gradients",
-        "gradient_predivide_factor: 2",
-    ),
-    "reduced_shares_are_divided_once": (
-        "zero_optimization: {stage: 1}\ngradient_predivide_factor: 2",
-        "gradient_predivide_factor",
-        "does not work with ZeRO and reduce_scatter",
-        "zero_optimization: {stage: 1, reduce_scatter: false}\ngradient_predivide_factor: 2",
-    ),
-    "gathered_buckets_are_even": (
-        "zero_optimization: {stage: 1, allgather_bucket_size: 7}",
-        "zero_optimization.allgather_bucket_size",
-        "must be an even number\nuse 8",
-        "zero_optimization: {stage: 3, allgather_bucket_size: 7}",
-    ),
+        "zero_optimization.offload_optimizer.device", [],
+        "engine: auto\nzero_optimization: {stage: 1, offload_optimizer: {device: cpu}}"),
+    "predivide_or_prescale": ("prescale_gradients: true\ngradient_predivide_factor: 2",
+        "gradient_predivide_factor", [], "gradient_predivide_factor: 2"),
+    "reduced_shares_are_divided_once": ("zero_optimization: {stage: 1}\ngradient_predivide_factor: 2",
+        "gradient_predivide_factor", [],
+        "zero_optimization: {stage: 1, reduce_scatter: false}\ngradient_predivide_factor: 2"),
+    "gathered_buckets_are_even": ("zero_optimization: {stage: 1, allgather_bucket_size: 7}",
+        "zero_optimization.allgather_bucket_size", ["8"],
+        "zero_optimization: {stage: 3, allgather_bucket_size: 7}"),
     "gradients_are_read_before_the_update": (
-        "engine: deepspeed\nlog-gradient-noise-scale: true\nzero-stage: 1",
-        "log_gradient_noise_scale",
-        "reads gradients before the update, which DeepSpeed's engine does not show under ZeRO",
-        "log-gradient-noise-scale: true\nzero-stage: 1",
-    ),
+        "engine: deepspeed\nlog-gradient-noise-scale: true\nzero-stage: 1", "log_gradient_noise_scale", [],
+        "log-gradient-noise-scale: true\nzero-stage: 1"),
     "gradients_are_read_before_the_update: zeros": (
-        "engine: deepspeed\nlog-zero-gradients: true\nzero-stage: 2",
-        "log_zero_gradients",
-        "reads gradients before the update, which DeepSpeed's engine does not show under ZeRO",
-        "log-zero-gradients: true\nzero-stage: 2",
-    ),
-    "autoresume_requires_checkpoints": (
-        "adlr-autoresume: true\nsave: one\nload: other\nsave-interval: 10",
-        "adlr_autoresume",
-        "resumes only if load and save are the same folder",
-        "adlr-autoresume: true\nsave: one\nload: one\nsave-interval: 10",
-    ),
-    "autoresume_names_an_object": (
-        "adlr-autoresume-service: userlib.auto_resume",
-        "adlr_autoresume_service",
-        "is not the name of an object in a module",
-        "adlr-autoresume-service: userlib.auto_resume:AutoResume",
-    ),
-    "gradients_are_read_before_the_update: spikes": (
-        "engine: deepspeed\non-spike: skip\nzero-stage: 1",
-        "on_spike",
-        "leaves out updates, which is not possible under ZeRO",
-        "on-spike: skip\nzero-stage: 1",
-    ),
-    "a_rollback_requires_checkpoints": (
-        "on-spike: rollback",
-        "on_spike",
-        "resumes from a checkpoint, but save is not set",
-        "on-spike: rollback\nsave: somewhere\nsave-interval: 10",
-    ),
-    "profiled_iterations_are_in_order": (
-        "profile: true\nlog-dir: logs\nprofile-step-stop: 9",
-        "profile_step_stop",
-        "is before profile-step-start: 10\nuse at least 10",
-        "memory-profiling: true\nlog-dir: logs\nprofile-step-stop: 9",
-    ),
+        "engine: deepspeed\nlog-zero-gradients: true\nzero-stage: 2", "log_zero_gradients", [],
+        "log-zero-gradients: true\nzero-stage: 2"),
+    "autoresume_requires_checkpoints": ("adlr-autoresume: true\nsave: one\nload: other\nsave-interval: 10",
+        "adlr_autoresume", [], "adlr-autoresume: true\nsave: one\nload: one\nsave-interval: 10"),
+    "autoresume_names_an_object": ("adlr-autoresume-service: userlib.auto_resume", "adlr_autoresume_service",
+        [], "adlr-autoresume-service: userlib.auto_resume:AutoResume"),
+    "gradients_are_read_before_the_update: spikes": ("engine: deepspeed\non-spike: skip\nzero-stage: 1",
+        "on_spike", [], "on-spike: skip\nzero-stage: 1"),
+    "a_rollback_requires_checkpoints": ("on-spike: rollback", "on_spike", [],
+        "on-spike: rollback\nsave: somewhere\nsave-interval: 10"),
+    "profiled_iterations_are_in_order": ("profile: true\nlog-dir: logs\nprofile-step-stop: 9",
+        "profile_step_stop", ["10", "10"], "memory-profiling: true\nlog-dir: logs\nprofile-step-stop: 9"),
     "operations_are_counted_before_the_end": (
-        "flops_profiler: {enabled: true, profile_step: 11}\ntrain-iters: 10",
-        "flops_profiler.profile_step",
-        "is after the last iteration, train-iters: 10\nuse at most 10",
-        "flops_profiler: {enabled: true, profile_step: 10}\ntrain-iters: 10",
-    ),
-    "profilers_have_a_folder": (
-        "memory-profiling: true",
-        "memory_profiling",
-        "has no folder for its snapshots\nset memory-profiling-path",
-        "memory-profiling: true\nmemory-profiling-path: logs\nprofile: true\ntensorboard-dir: logs",
-    ),
-    "ranks_are_compared_below_stage_3: copies": (
-        "sdc-check-interval: 100\nzero_optimization: {stage: 3}",
-        "sdc_check_interval",
-        "compares copies of weights, but with zero_optimization.stage 3 no rank holds a copy",
-        "sdc-check-interval: 100\nzero_optimization: {stage: 2}",
-    ),
-    "ranks_are_compared_below_stage_3": (
-        "straggler-threshold: 1.5\nzero_optimization: {stage: 3}",
-        "straggler_threshold",
-        "which wait for all ranks under zero_optimization.stage 3",
-        "straggler-threshold: 1.5\nzero_optimization: {stage: 2}",
-    ),
-    "quantized_weights_need_stage_3": (
-        "zero_optimization: {stage: 2, zero_quantized_weights: true}",
-        "zero_optimization.zero_quantized_weights",
-        "requires stage 3, not 2",
-        "zero_optimization: {stage: 3, zero_quantized_weights: true}",
-    ),
+        "flops_profiler: {enabled: true, profile_step: 11}\ntrain-iters: 10", "flops_profiler.profile_step",
+        ["10", "10"], "flops_profiler: {enabled: true, profile_step: 10}\ntrain-iters: 10"),
+    "profilers_have_a_folder": ("memory-profiling: true", "memory_profiling", [],
+        "memory-profiling: true\nmemory-profiling-path: logs\nprofile: true\ntensorboard-dir: logs"),
+    "ranks_are_compared_below_stage_3: copies": ("sdc-check-interval: 100\nzero_optimization: {stage: 3}",
+        "sdc_check_interval", ["3"], "sdc-check-interval: 100\nzero_optimization: {stage: 2}"),
+    "ranks_are_compared_below_stage_3": ("straggler-threshold: 1.5\nzero_optimization: {stage: 3}",
+        "straggler_threshold", ["3"], "straggler-threshold: 1.5\nzero_optimization: {stage: 2}"),
+    "quantized_weights_need_stage_3": ("zero_optimization: {stage: 2, zero_quantized_weights: true}",
+        "zero_optimization.zero_quantized_weights", ["3", "2"],
+        "zero_optimization: {stage: 3, zero_quantized_weights: true}"),
     "all_states_are_offloaded": (
         "zero_optimization: {stage: 3, offload_optimizer: {device: cpu, ratio: 0.3}}",
-        "zero_optimization.offload_optimizer.ratio",
-        "ignores the schedule",
-        "zero_optimization: {stage: 3, offload_optimizer: {device: cpu, ratio: 1.0}}",
-    ),
-}
+        "zero_optimization.offload_optimizer.ratio", [],
+        "zero_optimization: {stage: 3, offload_optimizer: {device: cpu, ratio: 1.0}}"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["finetune", "no_load_optim", "no_load_rng", "no_save_optim"])
 def test_autoresume_must_continue_from_the_state_that_was_saved(minimal, name):
     settings = ["save=x", "load=x", "save-interval=5", "adlr-autoresume=true"]
-    with pytest.raises(ConfigError, match=f"with {name.replace('_', '-')}: true would not continue"):
+    with refused(ConfigError, f"with {name.replace('_', '-')}"):
         resolve(load_config([minimal], overrides=[*settings, f"{name}=true"]), devices=1)
 
 
@@ -745,13 +357,13 @@ def test_every_rule_is_run_once():
 
 @pytest.mark.parametrize("rule", EXAMPLES)
 def test_a_rule_refuses_its_example_alone(load, rule):
-    breaking, name, sentence, _ = EXAMPLES[rule]
+    breaking, name, numbers, _ = EXAMPLES[rule]
     text, overrides = split_overrides(breaking)
     with pytest.raises(ConfigError) as found:
         load(text, *overrides)
     (problem,) = found.value.problems
-    assert problem.name == name
-    assert sentence in f"{problem.what}\n{problem.remedy}"
+    assert (problem.name, problem.code.partition(".")[2]) == (name, rule.partition(":")[0])
+    assert shows(f"{problem.what}\n{problem.remedy}", *numbers)
 
 
 @pytest.mark.parametrize(
@@ -791,35 +403,26 @@ MORE = [
     (f"data-path: x\n{PATHS}", "train_data_paths", "cannot be combined with data-path"),
     (PATHS.replace("[a]", "[]"), "train_data_paths", "is empty"),
     ("save: x\nextra-save-iters: []", "save", "requires save-interval"),
-    (
-        "save: x\nextra-save-iters: [2, 3, 2]",
-        "extra_save_iters",
-        "must be a list of different numbers from 0",
-    ),
+    ("save: x\nextra-save-iters: [2, 3, 2]", "extra_save_iters",
+        "must be a list of different numbers from 0"),
     (f"split: {'9' * 400},1", "split", "contains a number that is too large"),
     (f"{PATHS}\ntrain-data-weights: [-1]", "train_data_weights", "must not contain a negative weight"),
     ("train-data-weights: [1]", "train_data_weights", "is given without train-data-paths"),
     ("lora-rank: 4\nlora-base: s3://me:secret@bucket/base", "lora_base", "contains a user name, and every"),
-    (
-        "lora-rank: 4\nlora-base: x\ngmlp-attn-dim: 8\nattention-config: [[[gmlp], 4]]",
-        "lora_rank",
-        "cannot be used with gmlp or amlp layers",
-    ),
+    ("lora-rank: 4\nlora-base: x\ngmlp-attn-dim: 8\nattention-config: [[[gmlp], 4]]", "lora_rank",
+        "cannot be used with gmlp or amlp layers"),
     ("valid-label-data-paths: [a]", "valid_label_data_paths", "is given without valid-data-paths"),
     (OFFLOAD, "zero_optimization.offload_optimizer.device", "requires ZeRO"),
     ("precision: fp16\nfp16: {enabled: false}", "precision", "contradicts the block with enabled: false"),
     ("attention-config: [[[global], 2], [[local], all]]", "attention_config", "has other entries"),
-    (
-        "attention-config: [[[global, local, local], all]]",
-        "attention_config",
-        "does not divide num-layers: 4",
-    ),
+    ("attention-config: [[[global, local, local], all]]", "attention_config",
+        "does not divide num-layers: 4"),
     ("attention-config: [global]", "attention_config", "describes 1 layer,"),
     ("attention-config: [[global, global], 2]", "attention_config", "has a count that is not a positive"),
     ("attention-config: [[[global], -1]]", "attention_config", "has a count that is not a positive"),
     ("attention-config: [[[global], 10000000000]]", "attention_config", "10,000,000,000 layers"),
     ("attention-config: [[[global]]]", "attention_config", "is not a list of [[types], count]"),
-]
+]  # fmt: skip
 
 
 def test_the_default_of_a_warmup_that_is_too_long_is_named(load):
@@ -855,9 +458,9 @@ def test_a_fusion_that_is_left_open_contradicts_nothing(load, text):
 
 def test_gradients_are_divided_before_the_sum_in_stage_1_anyway(load):
     load("zero_optimization: {stage: 1}\nprescale_gradients: true")
-    with pytest.raises(ConfigError, match="computes another mean with it"):
+    with refused(ConfigError, "computes another mean"):
         load("zero_optimization: {stage: 3, reduce_scatter: false}\ngradient_predivide_factor: 2")
-    with pytest.raises(ConfigError, match="ZeRO stage 2 and above and reduce_scatter"):
+    with refused(ConfigError, "ZeRO", "stage 2", "reduce_scatter"):
         load("zero_optimization: {stage: 2}\nprescale_gradients: true")
     load("zero_optimization: {stage: 2, reduce_scatter: false}\nprescale_gradients: true")
 
@@ -872,7 +475,7 @@ def test_gradients_are_divided_before_the_sum_in_stage_1_anyway(load):
 )
 def test_settings_of_deepspeed_name_what_has_chosen_the_torch_engine(load, engine, remedy):
     change = f"or change what selects the torch engine: {remedy}"
-    with pytest.raises(ConfigError, match=f"remove offload_optimizer, {change}"):
+    with refused(ConfigError, f"remove offload_optimizer, {change}"):
         load(f"{engine}\nzero_optimization: {{stage: 1, offload_optimizer: {{device: cpu}}}}")
 
 
@@ -905,29 +508,20 @@ def test_optimizers_that_join_rows_train_under_the_torch_engines_zero(load, kind
 @pytest.mark.parametrize(
     ("settings", "reason", "remedy"),
     [
-        (
-            "engine: deepspeed\nzero-stage: 2",
-            "engine is deepspeed",
-            "remove what requires DeepSpeed",
-        ),
-        (
-            "zero_optimization: {stage: 1, offload_optimizer: {device: cpu}}",
+        ("engine: deepspeed\nzero-stage: 2", "engine is deepspeed", "remove what requires DeepSpeed"),
+        ("zero_optimization: {stage: 1, offload_optimizer: {device: cpu}}",
             "zero-optimization.offload-optimizer.device is carried out by DeepSpeed's engine alone",
-            "remove what requires DeepSpeed",
-        ),
-        (
-            "engine: deepspeed\nsdc-check-interval: 5\nzero-stage: 1",
-            "engine is deepspeed",
+            "remove what requires DeepSpeed"),
+        ("engine: deepspeed\nsdc-check-interval: 5\nzero-stage: 1", "engine is deepspeed",
             "remove what requires DeepSpeed, so that the torch engine trains, or set "
-            "zero_optimization.stage: 0, or use Adam",
-        ),
+            "zero_optimization.stage: 0, or use Adam"),
     ],
-)
+)  # fmt: skip
 def test_optimizers_that_join_rows_are_refused_where_deepspeed_trains(load, settings, reason, remedy):
     with pytest.raises(ConfigError) as caught:
         load(settings, "optimizer.type=Muon")
     (problem,) = [each for each in caught.value.problems if each.name == "optimizer.type"]
-    assert f"(the engine is deepspeed: {reason})" in problem.what
+    assert f"{reason})" in problem.what
     assert problem.remedy.startswith(remedy)
 
 
@@ -1064,18 +658,18 @@ def test_a_mistake_in_a_rule_is_not_hidden(load, monkeypatch, text):
         yield config.model.num_layerz
 
     monkeypatch.setattr(rules, "RULES", (misspelled,))
-    with pytest.raises(AttributeError, match="num_layerz"):
+    with refused(AttributeError, "num_layerz"):
         load(text)
 
 
 def test_iterations_after_the_end_of_the_training_cannot_be_profiled(load):
-    with pytest.raises(ConfigError, match=r"is after the last iteration, train-iters: 9\s+use at most 9"):
+    with refused(ConfigError, "train-iters: 9", "most 9"):
         load("profile: true\nlog-dir: logs", "train-iters=9")
     load("profile: true\nlog-dir: logs", "train-iters=10")
 
 
 def test_traces_have_a_folder(load):
-    with pytest.raises(ConfigError, match=r"has no folder for its traces\s+set log-dir"):
+    with refused(ConfigError, "log-dir"):
         load("profile: true")
 
 
@@ -1087,5 +681,5 @@ def test_the_container_in_a_url_of_azure_is_no_user_name():
 def test_an_unknown_name_with_a_dot_has_a_value(tmp_path):
     path = tmp_path / "job.yml"
     path.write_text('{"optimizer": {"type": "Adam", "params": {"lr": 0.1, "local_.x": 16}}}')
-    with pytest.raises(ConfigError, match=r"optimizer.params.local_.x: 16\n +is not an argument of Adam"):
+    with refused(ConfigError, "optimizer.params.local_.x: 16"):
         load_config([path])

@@ -89,7 +89,7 @@ def compile_layers(
     trial.undo()
     reason = reason or "on another rank compilation fails, or does not make them faster"
     if requested is True:
-        raise ModelError(f"compile: true: {reason}; set compile: false to train without it")
+        raise ModelError(f"compile: true: {reason}; set compile: false to train without it", code="compile")
     logger.info("compile: layers are not compiled: %s", reason)
 
 

@@ -84,7 +84,7 @@ def refuse(refusal: Refusal | None) -> None:
         CheckpointError: what is wrong and the remedy.
     """
     if refusal is not None:
-        raise CheckpointError(str(refusal))
+        raise CheckpointError(str(refusal), code=refusal.code)
 
 
 def log_unknown_changes(changes: Changes) -> None:

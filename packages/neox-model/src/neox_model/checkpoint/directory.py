@@ -77,7 +77,8 @@ def find_latest(directory: Path) -> Path | None:
         refuse_gpt_neox(directory / name)
     raise CheckpointError(
         f"{file} names {quoted(name)!r}, which is not a checkpoint in this folder"
-        f"{offer_earlier(directory, None)}"
+        f"{offer_earlier(directory, None)}",
+        code="no-such-checkpoint",
     )
 
 
@@ -101,7 +102,8 @@ def refuse_gpt_neox(directory: Path) -> None:
     if found is not None:
         raise CheckpointError(
             f"{found} is a checkpoint of GPT-NeoX; convert it with neox-convert from-neox "
-            f"{shlex.quote(str(found))} --output imported, then load imported"
+            f"{shlex.quote(str(found))} --output imported, then load imported",
+            code="gpt-neox-checkpoint",
         )
 
 

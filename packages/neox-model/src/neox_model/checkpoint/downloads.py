@@ -57,7 +57,9 @@ def folder_with_weights(
     """
     folder = local_folder(load, groups, cache=cache, storage=storage, weights_only=True)
     if folder is None:
-        raise CheckpointError(f"{load} contains no checkpoint; set load to where a training uploads them")
+        raise CheckpointError(
+            f"{load} contains no checkpoint; set load to where a training uploads them", code="no-checkpoint"
+        )
     return folder
 
 

@@ -249,7 +249,8 @@ def load_weights(
     folder = _find(directory, groups)
     if folder is None:
         raise CheckpointError(
-            f"{directory} contains no checkpoint; train a model first, or set load to another folder"
+            f"{directory} contains no checkpoint; train a model first, or set load to another folder",
+            code="no-checkpoint",
         )
     fragments, states = model_fragments(model), model_states(model)
     names = _all_names(model, groups)
@@ -292,7 +293,7 @@ def _reading(folder: Path, groups: Groups, storage: Storage | None = None) -> It
         except DamagedCheckpointError as error:
             are_several = storage is not None and len(storage.leaders) > 1
             offer = folders.offer_earlier(folder.parent, folder, on_every_host=are_several)
-            raise CheckpointError(f"{error}{offer}") from error
+            raise CheckpointError(f"{error}{offer}", code=error.code) from error
 
 
 def _copy_missing(
@@ -364,7 +365,8 @@ def _check_weights(manifest: Manifest, fragments: list[Fragment], names: set[str
         more = f" (and {len(problems) - 1:,} more)" if len(problems) > 1 else ""
         differing = "".join(f"; {change}" for change in changes.model)
         raise CheckpointError(
-            f"the checkpoint contains a different model: {problems[0]}{more}{differing}; {SAME_MODEL}"
+            f"the checkpoint contains a different model: {problems[0]}{more}{differing}; {SAME_MODEL}",
+            code="different-model",
         )
 
 
@@ -450,7 +452,8 @@ def _check_optimizer(manifest: Manifest, here: str) -> None:
             lacking += ["no-load-rng: true", "override-lr-scheduler: true"]
         raise CheckpointError(
             "the checkpoint contains no optimizer states; to continue with new ones, set finetune: false, "
-            f"{', '.join(lacking)}; to start at iteration 0 with its weights, set finetune: true"
+            f"{', '.join(lacking)}; to start at iteration 0 with its weights, set finetune: true",
+            code="no-optimizer-states",
         )
     if stored != here and not {stored, here} <= _ADAM:
         raise CheckpointError(

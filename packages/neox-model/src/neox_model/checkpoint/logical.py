@@ -291,7 +291,8 @@ def check_scalars(
         if any(number != numbers[0] for number in numbers):
             raise CheckpointError(
                 f"the optimizer states of {', '.join(names)} have different update counts, which one flat "
-                "partition cannot store; set no-load-optim: true, or zero_optimization.stage: 0"
+                "partition cannot store; set no-load-optim: true, or zero_optimization.stage: 0",
+                code="different-counts",
             )
         for key, number in numbers[0].items():
             if not same_class and (number["value"] is None or not math.isfinite(number["value"])):

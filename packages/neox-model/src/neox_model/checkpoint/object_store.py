@@ -60,7 +60,8 @@ class ObjectStore:
             self._system, self._root = fsspec.url_to_fs(self.url, **options)
         except (ImportError, ValueError) as error:
             raise CheckpointError(
-                f"cannot open {url}: {error}; correct the URL, or install the package of this kind of store"
+                f"cannot open {url}: {error}; correct the URL, or install the package of this kind of store",
+                code="not-openable",
             ) from error
         self._root = self._root.rstrip("/")
         self._has_folders = scheme_of(url) not in BUCKET_PACKAGES

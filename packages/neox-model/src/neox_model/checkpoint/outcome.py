@@ -45,22 +45,26 @@ def shared_outcome(control: Group, action: str, *, keeps_bugs: bool = False) -> 
 
     Raises:
         FolderInUseError: another training holds a folder on the first failing rank.
-        CheckpointError: the first failing rank's message, with its rank unless all ranks failed in this way.
+        CheckpointError: the first failing rank's message and code, with its rank unless all ranks failed
+            in this way.
     """
     failure: Exception | None = None
     try:
         yield
     except Exception as error:  # Sent to every rank and raised again below.
         failure = error
-    failures = gather(control, None if failure is None else (_describe(failure), _kind_to_raise(failure)))
+    code = getattr(failure, "code", "") if isinstance(failure, NeoXError) else ""
+    failures = gather(
+        control, None if failure is None else (_describe(failure), _kind_to_raise(failure), code)
+    )
     if keeps_bugs and failure is not None and not isinstance(failure, NeoXError | OSError):
         raise failure
     failed = [(rank, *found) for rank, found in enumerate(failures) if found is not None]
     if failed:
-        rank, message, kind = failed[0]
-        is_everywhere = {each for _, each, _ in failed} == {message} and len(failed) == control.size
+        rank, message, kind, code = failed[0]
+        is_everywhere = {each for _, each, *_ in failed} == {message} and len(failed) == control.size
         place = "" if is_everywhere else f" on rank {rank}"
-        shared = kind(f"{action} failed{place}: {message}")
+        shared = kind(f"{action} failed{place}: {message}", code=code)
         shared.is_of_another_rank = rank != control.rank
         raise shared from failure
 

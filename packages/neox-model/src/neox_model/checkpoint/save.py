@@ -311,7 +311,8 @@ def _check_finite(parts: list[Part]) -> None:
     if broken:
         more = f" and {counted(len(broken) - 1, 'more tensor')}" if len(broken) > 1 else ""
         raise CheckpointError(
-            f"found values that are not finite in {broken[0]}{more}; earlier checkpoints are kept"
+            f"found values that are not finite in {broken[0]}{more}; earlier checkpoints are kept",
+            code="not-finite",
         )
 
 
@@ -343,7 +344,8 @@ def _records(shards: list[_Shard], folder: Path, here: Collection[str]) -> dict[
         path = folder / shard.file
         if shard.file in here and (not path.is_file() or path.stat().st_size != shard.size):
             raise CheckpointError(
-                f"{path}, written by another process, is not visible here; {_SHARE_THE_FOLDER}"
+                f"{path}, written by another process, is not visible here; {_SHARE_THE_FOLDER}",
+                code="not-visible",
             )
     records = records_of(piece for shard in shards for piece in shard.pieces)
     expected = set().union(*(shard.names for shard in shards))

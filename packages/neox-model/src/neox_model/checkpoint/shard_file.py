@@ -55,7 +55,7 @@ class ShardFile:
         except OSError as error:
             limit = limit_reached(error)
             if limit is not None:
-                raise CheckpointError(f"cannot open {path}: {limit}") from error
+                raise CheckpointError(f"cannot open {path}: {limit}", code="too-many-files") from error
             raise DamagedCheckpointError(f"cannot read {path}: {error.strerror}") from error
         if found != size:
             raise self._of_another_size(found)

@@ -283,7 +283,7 @@ class ShardReader:
                 yield piece, overlaps
         if missing:
             elements = counted(missing, f"element of {quoted(name)} is", f"elements of {quoted(name)} are")
-            raise DamagedCheckpointError(f"{elements} missing in {self.folder}")
+            raise DamagedCheckpointError(f"{elements} missing in {self.folder}", code="missing-elements")
 
     def values(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
         """Read elements of a whole tensor in row-major order; return them flat, in the stored dtype.
@@ -337,6 +337,7 @@ class ShardReader:
         """Remember that a piece is intact, if it has this checksum."""
         if crc32 != piece.crc32:
             raise DamagedCheckpointError(
-                f"{self.folder / piece.file} is damaged: the checksum of {quoted(piece.key)} does not match"
+                f"{self.folder / piece.file} is damaged: the checksum of {quoted(piece.key)} does not match",
+                code="other-checksum",
             )
         self._intact.add((piece.file, piece.key))

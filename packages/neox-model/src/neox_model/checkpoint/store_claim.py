@@ -56,7 +56,9 @@ def claim_store(url: str, save: Path, *, load: str | None, patience: float = _PA
             file.write(f"{number}\n{before}\n")
         store.write(OWNER, io.BytesIO(number.encode()))
     except CheckpointError as error:
-        raise CheckpointError(f"checkpoints cannot be uploaded to {url}: {error}") from error
+        raise CheckpointError(
+            f"checkpoints cannot be uploaded to {url}: {error}", code="store-of-another"
+        ) from error
     return number
 
 
@@ -70,12 +72,14 @@ def check_owner(store: ObjectStore, number: str) -> None:
     if found is None:
         raise CheckpointError(
             f"{store.url}/{OWNER}, which this training wrote at its start, was deleted: its claim to the "
-            "store is lost; start the training again, which writes it anew and uploads what is missing"
+            "store is lost; start the training again, which writes it anew and uploads what is missing",
+            code="lost-claim",
         )
     if found != number.encode():
         raise CheckpointError(
             f"another training has started to upload to {store.url}; end one of the two, or give it another "
-            "folder as checkpoint-store"
+            "folder as checkpoint-store",
+            code="other-claim",
         )
 
 

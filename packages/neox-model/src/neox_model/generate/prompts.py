@@ -70,7 +70,8 @@ def read_prompt() -> str | None:
         # A process in the background may not read its terminal.
         raise NeoXError(
             f"cannot read prompts from standard input: {error.strerror}; run in the foreground of a terminal "
-            "that stays open, or set sample_input_file"
+            "that stays open, or set sample_input_file",
+            code="not-readable",
         ) from error
     return None if line is None else line.removeprefix(_BYTE_ORDER_MARK).strip()
 

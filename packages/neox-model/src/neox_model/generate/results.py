@@ -82,7 +82,10 @@ def writing_results(path: Path | None) -> Iterator[Write]:
 
 
 def _not_writable(path: Path, error: OSError) -> NeoXError:
-    return NeoXError(f"cannot write the results to {path}: {error}; set sample_output_file to another file")
+    return NeoXError(
+        f"cannot write the results to {path}: {error}; set sample_output_file to another file",
+        code="not-writable",
+    )
 
 
 def _new_partial_file(path: Path, partial: Path) -> TextIO:
@@ -120,7 +123,8 @@ def _lock(file: IO[Any], path: Path) -> None:
     if not is_locked:
         raise NeoXError(
             f"another generation writes its results to {path}; wait until it has ended, or set "
-            "sample_output_file to another file"
+            "sample_output_file to another file",
+            code="in-use",
         )
 
 

@@ -106,7 +106,8 @@ def explained_shortage(remedy: str = _SMALLER) -> Iterator[None]:
             raise
         raise NeoXError(
             f"the device has too little memory: {error}; {remedy}, or divide the model with "
-            "model-parallel-size"
+            "model-parallel-size",
+            code="out-of-memory",
         ) from error
 
 

@@ -97,7 +97,7 @@ class Scorer:
         """Raise ModelError if a continuation is empty or longer than `seq_length`, or a context is empty."""
         for part in parts:
             if not part.continuation or not part.context:
-                raise ModelError("a text to score has no tokens; remove it from the task")
+                raise ModelError("a text to score has no tokens; remove it from the task", code="no-tokens")
             if len(part.continuation) > self.seq_length:
                 raise ModelError(
                     f"a text to score has {len(part.continuation):,} tokens, more than seq-length "

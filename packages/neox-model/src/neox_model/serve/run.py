@@ -126,7 +126,10 @@ def _key(path: str | None) -> str | None:
         return None
     key = key.strip()
     if not key or not key.isascii() or not key.isprintable() or " " in key:
-        raise NeoXError(f"{source} must contain one key of printable ASCII, and nothing else; correct it")
+        raise NeoXError(
+            f"{source} must contain one key of printable ASCII, and nothing else; correct it",
+            code="invalid-key",
+        )
     return key
 
 
@@ -136,7 +139,7 @@ def _template(path: str | None, vocabulary: str | None) -> ChatTemplate | None:
         return configured_template(path, vocabulary)
     except CorpusError as error:
         if path is not None:
-            raise NeoXError(f"serve.chat-template: {error}") from error
+            raise NeoXError(f"serve.chat-template: {error}", code="invalid-template") from error
         logger.warning("chats are refused: %s, or set serve.chat-template", error)
         return None
 
