@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import click
+import cloup
 from click.shell_completion import CompletionItem
 
-from neox_config.command_line import PATH, Command, Group, Option
-from neox_config.errors import NeoXError
+from neox_config.command_line import PATH, Command, Group, option
 from neox_config.problems import did_you_mean
 from neox_config.read.aliases import FOREIGN_NAMES, FOREIGN_REMEDIES, SHORTHANDS
 from neox_config.read.reading import as_yaml, normal_name
@@ -74,6 +74,8 @@ _OTHER_OPTIONS: Mapping[str, str] = {
 class ConfigurationCommand(Command):
     """A command on configuration files, which answers an unknown option with the setting that is meant."""
 
+    error_prefix = ""
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the words, and add advice to the error about an unknown option."""
         try:
@@ -84,14 +86,6 @@ class ConfigurationCommand(Command):
             if advice is None:
                 raise
             raise click.UsageError(f"No such option: {error.option_name}; {advice}", ctx=ctx) from error
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; an error of ours ends it with its message, without a traceback."""
-        try:
-            return super().invoke(ctx)
-        except NeoXError as error:
-            click.echo(str(error), err=True)
-            ctx.exit(error.exit_code)
 
 
 class LaunchCommand(ConfigurationCommand):
@@ -184,13 +178,13 @@ class LaunchGroup(LaunchCommand, Group):
             raise click.UsageError(f"No such command or file: {word}; {meant}")
 
 
-class _ParameterOption(Option):
+class _ParameterOption(cloup.Option):
     """An option that sets the parameter of its name."""
 
 
 def parameter_option(*names: str, **settings: Any) -> Callable[..., Any]:
     """Add an option that sets the parameter of its name; otherwise like `option`."""
-    return click.option(*names, cls=_ParameterOption, **settings)
+    return option(*names, cls=_ParameterOption, **settings)
 
 
 def parameter_options(command: Callable[..., None]) -> Callable[..., None]:
