@@ -12,6 +12,7 @@ import click
 import cloup
 
 from neox_data.errors import DataError
+from neox_data.whole_files import NO_ROOM
 
 __all__ = [
     "Command",
@@ -28,6 +29,7 @@ _SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True, "max_c
 _EXIT_CODES = {0: "success", 1: "failure", 2: "invalid request", 130: "interrupted by Ctrl-C"}
 # Reasons for which a path is an invalid request.
 _UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
+_REMEDIES = dict.fromkeys(_UNUSABLE, "; give another path") | dict.fromkeys(NO_ROOM, "; free disk space")
 
 quiet_option = click.option(
     "-q", "--quiet", is_flag=True, help="Show no progress; notes and errors are printed."
@@ -90,6 +92,8 @@ class Command(cloup.Command):
         """Run the program, and report its error."""
         # A closed standard output (`>&-`) is one that cannot be written to.
         sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
+        # Bytes of file names, and characters that its encoding lacks, are escaped.
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
         try:
             return super().main(*args, **kwargs)
         except (DataError, OSError, UnicodeEncodeError, MemoryError) as error:
@@ -115,12 +119,11 @@ class Group(Command, click.Group):
 def _report(error: Exception) -> str:
     """Return the message about an error."""
     if not isinstance(error, OSError):
-        remedy = "; set PYTHONUTF8=1" if isinstance(error, UnicodeEncodeError) else ""
+        remedy = "; write it in UTF-8, or set PYTHONUTF8=1" if isinstance(error, UnicodeEncodeError) else ""
         return f"Error: {str(error) or 'out of memory'}{remedy}"
     if any(frame.f_code is click.echo.__code__ for frame, _ in walk_tb(error.__traceback__)):
         # Python would write the rest when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return f"standard output cannot be written to: {error.strerror}"
     place = f"{error.filename}: " if error.filename else ""
-    remedy = "; give another path" if error.errno in _UNUSABLE else ""
-    return f"Error: {place}{error.strerror or error}{remedy}"
+    return f"Error: {place}{error.strerror or error}{_REMEDIES.get(error.errno or 0, '')}"

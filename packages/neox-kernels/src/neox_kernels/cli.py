@@ -42,6 +42,8 @@ class _Program(click.Group):
         """Run the program, and report its error."""
         # A closed standard output (`>&-`) is one that cannot be written to.
         sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
+        # Bytes of file names, and characters that its encoding lacks, are escaped.
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
         try:
             return super().main(*args, **kwargs)
         except (KernelError, OSError) as error:

@@ -15,9 +15,10 @@ from typing import Any, ClassVar, TypeVar
 import click
 import cloup
 
+from neox_config.atomic import NO_ROOM
 from neox_config.errors import NeoXError
 
-__all__ = ["INTERRUPTED", "PATH", "Command", "Group", "NamedPath", "option"]
+__all__ = ["INTERRUPTED", "PATH", "Command", "GivenPath", "Group", "NamedPath", "option"]
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, that of a shell for a program that SIGINT ended."""
@@ -29,8 +30,19 @@ _EXIT_CODES = {0: "success", 1: "failure", 2: "invalid request", INTERRUPTED: "i
 _SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True, "max_content_width": 110}
 # Reasons for which a path is an invalid request.
 _UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
+_REMEDIES = dict.fromkeys(_UNUSABLE, "; give another path") | dict.fromkeys(NO_ROOM, "; free disk space")
 _group = cache(cloup.OptionGroup)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class GivenPath(click.Path):
+    """A path; an empty one, as of a shell variable without a value, is refused: it would mean `.`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Check that there is a path."""
+        if not str(value):
+            self.fail("is empty; give a path (. is the current folder)", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 class NamedPath(click.Path):
@@ -89,6 +101,8 @@ class Command(cloup.Command):
         """Run the program, and report its error."""
         # A closed standard output (`>&-`) is one that cannot be written to.
         sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
+        # Bytes of file names, and characters that its encoding lacks, are escaped.
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
         try:
             return super().main(*args, **kwargs)
         except (NeoXError, OSError, UnicodeEncodeError) as error:
@@ -107,7 +121,7 @@ class Command(cloup.Command):
     def _report(self, error: Exception) -> str:
         """Return the message about an error."""
         if isinstance(error, UnicodeEncodeError):
-            return f"Error: {error}; set PYTHONUTF8=1"
+            return f"Error: {error}; write it in UTF-8, or set PYTHONUTF8=1"
         if not isinstance(error, OSError):
             return f"{self.error_prefix}{error}"
         if any(frame.f_code is click.echo.__code__ for frame, _ in walk_tb(error.__traceback__)):
@@ -115,8 +129,7 @@ class Command(cloup.Command):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return f"standard output cannot be written to: {error.strerror}"
         place = f"{error.filename}: " if error.filename else ""
-        remedy = "; give another path" if error.errno in _UNUSABLE else ""
-        return f"Error: {place}{error.strerror or error}{remedy}"
+        return f"Error: {place}{error.strerror or error}{_REMEDIES.get(error.errno or 0, '')}"
 
 
 class Group(Command, click.Group):

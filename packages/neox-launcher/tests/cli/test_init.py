@@ -186,7 +186,7 @@ def test_a_damaged_result_of_neox_data_is_refused(prepare, trained, content):
         (["init", "--data", "x", "--time", "soon"], "'--time': 'soon' is not a time; write it as 90s, 20m"),
         (["init", "--data", "x", "--size", "3M", "--time", "5min", "--model", "gpt2"], "--size and --model"),
         (["init", "--data", "x", "--vocab-size", "257"], "257 is not in the range 258<=x<=16777216."),
-        (["init", "--data", "x", "--vocab-size", "4k"], "'--vocab-size': '4k' is not a whole number."),
+        (["init", "--data", "x", "--vocab-size", "4k"], "'--vocab-size': '4k' is not a valid integer"),
         (["init", "--data", "x", "--device-memory", "much"], "'much' is not a memory size"),
         (["init", "--data", "x", "--output", "a\nb"], "contains characters that YAML cannot contain"),
         (["--set", "lr=1", "init", "--data", "x"], "init takes only its own options, after the word init"),

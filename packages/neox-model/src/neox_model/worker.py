@@ -133,7 +133,7 @@ def run_worker(
         logger.log(level, "%s: ending", stop)
         return stop.exit_code
     except UnicodeEncodeError as error:
-        return report_failure(me.rank, ConfigError(f"{error}; set PYTHONUTF8=1"))
+        return report_failure(me.rank, ConfigError(f"{error}; write it in UTF-8, or set PYTHONUTF8=1"))
     except Exception as error:
         return report_failure(me.rank, error)
     return 0

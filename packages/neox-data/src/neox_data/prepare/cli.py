@@ -33,7 +33,6 @@ __all__ = ["prepare"]
     "inputs",
     required=True,
     multiple=True,
-    type=click.Path(exists=True, path_type=Path),
     metavar="PATH",
     help=f"Files and folders with texts: {ENDINGS}.",
 )
@@ -55,7 +54,7 @@ __all__ = ["prepare"]
 @log_interval_option
 @quiet_option
 def prepare(
-    inputs: tuple[Path, ...],
+    inputs: tuple[str, ...],
     more: tuple[str, ...],
     output: Path,
     jsonl_key: str,
@@ -72,8 +71,10 @@ def prepare(
     """
     if vocab_file is not None and vocab_size is not None:
         raise click.UsageError("--vocab-size is for a tokenizer that is trained; remove it, or --vocab-file")
+    if "" in inputs:
+        raise click.UsageError("--input is empty; give a path (. is the current folder)")
     run(
-        (*inputs, *map(Path, more)),
+        [Path(name) for name in inputs + more],
         output,
         key=jsonl_key,
         vocab_file=vocab_file,

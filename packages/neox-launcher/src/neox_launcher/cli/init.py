@@ -13,7 +13,7 @@ import click
 
 from neox_config import Text, load_config
 from neox_config.atomic import atomic_write
-from neox_config.command_line import INTERRUPTED, Command, option
+from neox_config.command_line import INTERRUPTED, Command, GivenPath, option
 from neox_config.counted import counted
 from neox_config.errors import LaunchError
 from neox_config.facts.corpora import ENDINGS, FEWEST_ENTRIES, MOST_ENTRIES
@@ -87,14 +87,14 @@ def _tokenizer_file(context: click.Context, parameter: click.Parameter, path: Pa
     "--data",
     heading=_TEXTS,
     multiple=True,
-    type=click.Path(exists=True, path_type=Path),
+    type=GivenPath(path_type=Path),
     metavar="PATH",
     help=f"Folder or file with texts: {ENDINGS}. May be given several times.",
 )
 @option(
     "--output",
     heading=_WRITTEN,
-    type=click.Path(path_type=Path, file_okay=False),
+    type=GivenPath(path_type=Path, file_okay=False),
     help="Folder to write to. Default: run.",
 )
 @option(
@@ -136,7 +136,7 @@ def _tokenizer_file(context: click.Context, parameter: click.Parameter, path: Pa
 @option(
     "--tokenizer",
     heading=_TEXTS,
-    type=click.Path(path_type=Path, exists=True),
+    type=GivenPath(path_type=Path, exists=True),
     callback=_tokenizer_file,
     metavar="FILE",
     help="A tokenizer.json to use, or the folder that has it. Default: train one on the texts.",
