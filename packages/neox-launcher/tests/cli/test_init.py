@@ -53,7 +53,7 @@ def test_texts_are_prepared_by_neox_data_whose_failure_is_reported(prepare, tmp_
     found = run("init", "--data", "b", "--output", tmp_path / "x")
     assert (found.exit_code, found.output) == (
         137,
-        "Error: neox-data prepare was ended by signal 9; start the same command again\n",
+        "neox-data prepare was ended by signal 9; start the same command again\n",
     )
     prepare.end["code"] = -2  # Ctrl-C, which nothing handles while a tokenizer is trained.
     found = run("init", "--data", "b", "--output", tmp_path / "x")
@@ -88,7 +88,7 @@ def test_the_questions_are_about_texts_folder_size_and_time(monkeypatch, tmp_pat
     ]
     places = [found.output.index(question) for question in questions]
     assert places == sorted(places)
-    assert found.output.endswith(f"Error: the time is {seconds and float(seconds)}\n")
+    assert found.output.endswith(f"the time is {seconds and float(seconds)}\n")
     assert ("'soon' is not a time; write it as 90s, 20m, 2h or 1d, or auto" in found.output) == bool(seconds)
     given = CliRunner().invoke(main, ["init", "--time", "auto"], input=answers.format(tmp_path))
     assert questions[-1] not in given.output
@@ -162,7 +162,7 @@ def trained(tmp_path):
 def test_a_damaged_result_of_neox_data_is_refused(prepare, trained, content):
     result = trained / "prepared.json"
     damaged = (
-        f"Error: {result} is damaged, or was written by another version of neox-data; delete it, and start"
+        f"{result} is damaged, or was written by another version of neox-data; delete it, and start"
     )
     if content == b'{"tokens": 5}':
         content = json.dumps(json.loads(result.read_bytes()) | {"tokens": 5}).encode()
@@ -309,7 +309,7 @@ def test_nothing_fails_after_the_configuration_is_written(chosen, monkeypatch, t
 
     monkeypatch.setattr("neox_launcher.cli.init.describe_duration", failed)
     found = chosen("--size", "1m")
-    assert (found.exit_code, found.output) == (2, "Error: no duration\n")
+    assert (found.exit_code, found.output) == (2, "no duration\n")
     assert not (tmp_path / "x" / "config.yml").exists()
 
 
@@ -337,7 +337,7 @@ def test_an_output_that_this_user_may_not_see_is_one_sentence(prepare, tmp_path,
     found = run("init", "--data", "texts", "--output", tmp_path / "x")
     assert found.exit_code == 2
     assert found.output == (
-        f"Error: {tmp_path}/x/config.yml: Permission denied; change its permissions, or give another path\n"
+        f"Error: {tmp_path}/x/config.yml: Permission denied; give another path\n"
     )
     assert not prepare.calls
 
@@ -345,7 +345,7 @@ def test_an_output_that_this_user_may_not_see_is_one_sentence(prepare, tmp_path,
 def test_an_output_with_a_name_that_is_too_long_is_one_sentence(prepare, tmp_path):
     found = run("init", "--data", "texts", "--output", tmp_path / ("x" * 300))
     assert found.exit_code == 2
-    assert found.output.endswith("x/config.yml: File name too long; give a shorter path\n")
+    assert found.output.endswith("x/config.yml: File name too long; give another path\n")
 
 
 @pytest.mark.usefixtures("terminal")

@@ -8,11 +8,10 @@ keys.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from itertools import zip_longest
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
-
-import ftfy
 
 from neox_data.errors import CorpusError
 from neox_data.preprocess.archives import DAMAGES, TextStream, texts_in
@@ -348,7 +347,9 @@ class CorpusReader:
                 yield from self._documents_of(texts, num_bytes, number)
 
     def _mended(self, document: Document) -> Document:
-        return document._replace(texts=tuple(ftfy.fix_text(text) for text in document.texts))
+        # Commands without --ftfy start a tenth faster without it.
+        fix_text: Callable[[str], str] = import_module("ftfy").fix_text
+        return document._replace(texts=tuple(map(fix_text, document.texts)))
 
     def _skip(self, place: str, error: ValueError) -> None:
         if not self._skip_bad_lines:
