@@ -275,12 +275,12 @@ def test_elements_above_the_limit_are_counted(
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b'["one", "two"', r"the JSON array ends within element 2"),
-        (b'["one", "tw', r"the JSON array ends within element 2"),
-        (b"[", r"the JSON array ends within element 1"),
-        (b'["one"]\n["two"]', r"but more follows; a file with an array per line must be named .jsonl"),
-        (b'["one"}', r"byte 7 closes an object that was not opened"),
-        (b'["one",,"two"]', r"a.json, element 2: not JSON"),
+        (b'["one", "two"', r"element 2 of the JSON array is not JSON, or has no end"),
+        (b'["one", "tw', r"element 2 of the JSON array is not JSON, or has no end"),
+        (b"[", r"element 1 of the JSON array is not JSON, or has no end"),
+        (b'["one"]\n["two"]', r"but more follows; name a file with an array per line .jsonl"),
+        (b'["one"}', r"element 1 of the JSON array is not JSON, or has no end"),
+        (b'["one",,"two"]', r"element 2 of the JSON array is not JSON, or has no end"),
         (b'["one", 3]', r"a.json, element 2: the line is int, not text"),
     ],
 )

@@ -259,18 +259,18 @@ class CorpusReader:
             yield from self._text(f"{self._name}, line {number}", line, offset)
 
     def _read_array(self, stream: BinaryIO, _: int | None) -> Iterator[Document]:
-        array = JsonArray(stream, None if self._split_long else self._max_document_bytes)
-        before = self._offset
-        for number, element in enumerate(array, 1):
-            self.num_too_long += element.num_bytes > self._max_document_bytes
-            if element.data is None:
-                continue
+        array, before = JsonArray(stream), self._offset
+        for number, (data, offset) in enumerate(array, 1):
+            if len(data) > self._max_document_bytes:
+                self.num_too_long += 1
+                if not self._split_long:
+                    continue
             try:
-                texts = texts_of_line(element.data, self._keys, self._text_from)
+                texts = texts_of_line(data, self._keys, self._text_from)
             except ValueError as error:
                 self._skip(f"{self._name}, element {number}", error)
                 continue
-            yield from self._documents_of(texts, element.num_bytes, before + element.offset)
+            yield from self._documents_of(texts, len(data), before + offset)
         self._offset = before + array.num_bytes
 
     def _read_whole(self, stream: BinaryIO, _: int | None) -> Iterator[Document]:
