@@ -32,7 +32,7 @@ import torch._functorch.config
 from torch import Tensor
 
 from neox_kernels import bias_dropout_add as _bias_dropout_add
-from neox_kernels import native, choice
+from neox_kernels import choice, native
 from neox_kernels.errors import KernelError
 from neox_kernels.operator import Operator
 from neox_kernels.philox import keep_below, kept

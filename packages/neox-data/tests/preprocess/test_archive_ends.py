@@ -278,7 +278,7 @@ def test_elements_above_the_limit_are_counted(
         (b'["one", "two"', r"element 2 of the JSON array is not JSON, or has no end"),
         (b'["one", "tw', r"element 2 of the JSON array is not JSON, or has no end"),
         (b"[", r"element 1 of the JSON array is not JSON, or has no end"),
-        (b'["one"]\n["two"]', r"but more follows; name a file with an array per line .jsonl"),
+        (b'["one"]\n["two"]', r"but more follows; name a file of arrays, one per line, .*jsonl"),
         (b'["one"}', r"element 1 of the JSON array is not JSON, or has no end"),
         (b'["one",,"two"]', r"element 2 of the JSON array is not JSON, or has no end"),
         (b'["one", 3]', r"a.json, element 2: the line is int, not text"),
