@@ -80,8 +80,8 @@ class JsonArray:
             number, mark, at = number + 1, closing[1], closing.end()
         if data[at:].strip() or self._read().strip():
             raise DamageError(
-                f"the JSON array ends at byte {place:,}, but more follows; name a file of arrays, one per line, "
-                "*.jsonl"
+                f"the JSON array ends at byte {place:,}, but more follows; name a file of arrays, one per "
+                "line, *.jsonl"
             )
 
 
