@@ -161,9 +161,7 @@ def trained(tmp_path):
 @pytest.mark.parametrize("content", [b"", b'{"data_path": "cor', b"\xff", b"{}", b"[]", b'{"tokens": 5}'])
 def test_a_damaged_result_of_neox_data_is_refused(prepare, trained, content):
     result = trained / "prepared.json"
-    damaged = (
-        f"{result} is damaged, or was written by another version of neox-data; delete it, and start"
-    )
+    damaged = f"{result} is damaged, or was written by another version of neox-data; delete it, and start"
     if content == b'{"tokens": 5}':
         content = json.dumps(json.loads(result.read_bytes()) | {"tokens": 5}).encode()
     result.write_bytes(content)
@@ -336,9 +334,7 @@ def test_an_output_that_this_user_may_not_see_is_one_sentence(prepare, tmp_path,
     refused_by_the_system(monkeypatch, tmp_path)
     found = run("init", "--data", "texts", "--output", tmp_path / "x")
     assert found.exit_code == 2
-    assert found.output == (
-        f"Error: {tmp_path}/x/config.yml: Permission denied; give another path\n"
-    )
+    assert found.output == (f"Error: {tmp_path}/x/config.yml: Permission denied; give another path\n")
     assert not prepare.calls
 
 
