@@ -32,7 +32,7 @@ import torch._functorch.config
 from torch import Tensor
 
 from neox_kernels import bias_dropout_add as _bias_dropout_add
-from neox_kernels import native, trial
+from neox_kernels import choice, native
 from neox_kernels.errors import KernelError
 from neox_kernels.operator import Operator
 from neox_kernels.philox import keep_below, kept
@@ -106,14 +106,14 @@ def against_float64(operator: Operator[..., Any], arguments: tuple[Any, ...]) ->
     If terms cancel, as in the bias gradient of a narrow row, no implementation is close to the exact result;
     therefore twice the error of the reference in the arguments' dtype is allowed.
     """
-    fused = trial.results_and_gradients(operator.fused, arguments)
-    plain = trial.results_and_gradients(operator.reference, arguments)
-    exact = trial.results_and_gradients(
+    fused = choice.results_and_gradients(operator.fused, arguments)
+    plain = choice.results_and_gradients(operator.reference, arguments)
+    exact = choice.results_and_gradients(
         operator.reference, tuple(map(wide, arguments)), above_dtype=arguments[0].dtype
     )
     for number, (given, reference, expected) in enumerate(zip(fused, plain, exact, strict=True)):
-        error = trial.relative_error(given, expected)
-        if not error <= max(trial.TOLERANCE[given.dtype], 2 * trial.relative_error(reference, expected)):
+        error = choice.relative_error(given, expected)
+        if not error <= max(choice.TOLERANCE[given.dtype], 2 * choice.relative_error(reference, expected)):
             return f"result {number} is off by {error:.2g}"
     return None
 
@@ -135,7 +135,7 @@ def extremes(operator: Operator[..., Any], device: torch.device) -> str | None:
         hidden = torch.zeros(4, 4, dtype=torch.bool, device=device)
         hidden[3] = True
         arguments = (scores, hidden, 1.0)
-    return trial.disagreement(operator, arguments)
+    return choice.disagreement(operator, arguments)
 
 
 def same_mask_as_cpu(device: torch.device, dtype: torch.dtype, shape: tuple[int, ...]) -> str | None:
@@ -153,7 +153,7 @@ def on_another_stream(operator: Operator[..., Any], device: torch.device) -> str
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        problem = trial.disagreement(operator, make(operator, (64, 4, 4, 1024), torch.bfloat16, device))
+        problem = choice.disagreement(operator, make(operator, (64, 4, 4, 1024), torch.bfloat16, device))
     stream.synchronize()
     return problem
 
@@ -174,7 +174,7 @@ def replayed_graph(operator: Operator[..., Any], device: torch.device) -> str | 
     graph.replay()
     expected = operator.reference(fresh, *arguments[1:])
     pair = (captured, expected) if isinstance(captured, Tensor) else (captured[0], expected[0])
-    error = trial.relative_error(*pair)
+    error = choice.relative_error(*pair)
     return None if error < 1e-5 else f"a replayed graph is off by {error:.2g}"
 
 
@@ -195,11 +195,11 @@ def compiles(operator: Operator[..., Any], device: torch.device, backend: str) -
     compiled = torch.compile(operator.fused, fullgraph=True, backend=backend)
     arguments = make(operator, (4, 2, 4, 256), torch.float32, device)
     results = zip(
-        trial.results_and_gradients(compiled, arguments),
-        trial.results_and_gradients(operator.fused, arguments),
+        choice.results_and_gradients(compiled, arguments),
+        choice.results_and_gradients(operator.fused, arguments),
         strict=True,
     )
-    worst = max(trial.relative_error(given, expected) for given, expected in results)
+    worst = max(choice.relative_error(given, expected) for given, expected in results)
     return None if worst < 1e-5 else f"compiled, it is off by {worst:.2g}"
 
 
@@ -222,7 +222,7 @@ def sanitize(tool: str, operators: Operators) -> str | None:
 def small(operators: Operators, device: torch.device) -> None:
     """Run each operator once in two sizes: what compute-sanitizer watches."""
     for operator, dtype, width in itertools.product(operators, (torch.float32, torch.bfloat16), (7, 264)):
-        trial.results_and_gradients(operator.fused, operator.example((3, 1, 2, width), dtype, device))
+        choice.results_and_gradients(operator.fused, operator.example((3, 1, 2, width), dtype, device))
     if device.type == "cuda":
         torch.cuda.synchronize()
 
@@ -232,7 +232,7 @@ def verify(operators: Operators, device: torch.device, tools: list[str], rehears
     checks = Checks()
     widths = (1, 7, 64) if rehearse else ODD_WIDTHS + EVEN_WIDTHS
     for operator in operators:
-        for dtype, width in itertools.product(trial.TOLERANCE, widths):
+        for dtype, width in itertools.product(choice.TOLERANCE, widths):
             if dtype == torch.float64 or ("rotary" in operator.name and width > 1025):
                 continue
             arguments = make(operator, shape_of_width(operator, width), dtype, device)
@@ -312,7 +312,7 @@ def seconds(calls: list[Callable[[], object]], device: torch.device) -> float:
     with torch.cuda.graph(graph, stream=torch.cuda.current_stream(device)):
         for call in calls:
             call()
-    return trial.median_ms(graph.replay, repeat=15, warm_up=3) / 1000 / len(calls)
+    return choice.median_ms(graph.replay, repeat=15, warm_up=3) / 1000 / len(calls)
 
 
 def _clock(call: Callable[[], object]) -> float:

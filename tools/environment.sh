@@ -157,7 +157,7 @@ install() {
     elif [ "$name" = docs ]; then
         stage "the builder of the site" pip_install mkdocs mkdocs-material mkdocstrings mkdocstrings-python pymdown-extensions
     elif [ "$name" = gate ]; then
-        stage "torch" pip_install torch numpy setuptools click filelock pydantic pyyaml rich
+        stage "torch" pip_install torch numpy setuptools click cloup filelock pydantic pyyaml rich
         # Triton compiles for GPUs that are not present. torch's builds for CPUs do not depend on it.
         pip_install --no-deps triton
         stage "the compilers of CUDA" pip_install nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-runtime nvidia-cuda-cccl

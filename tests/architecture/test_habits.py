@@ -42,7 +42,7 @@ RENAMES = {
     "neox_data.block_index": "folders of indexes of blocks",
     "neox_data.whole_files": "written_aside, neox-data's own, which also locks the file",
     "neox_kernels.build": "a folder with a compiled module",
-    "neox_kernels.decisions": "decisions of trials, in a package that requires no other of this project",
+    "neox_kernels.choice": "decisions of trials, in a package that requires no other of this project",
     "neox_launcher.worker.reporting": "the end of a worker renames what announced its start",
     "neox_model.checkpoint.directory": "folders of checkpoints",
     "neox_model.convert.output": "folders of converted models",

@@ -23,13 +23,12 @@ ROOMS = {
         "errors": set(),
         "log": set(),
         "atomic": set(),
-        "output": set(),
-        "command_line": {"output"},
         "interrupts": set(),
         "counted": set(),
         "finite_json": set(),
         "formats": set(),
         "files": set(),
+        "command_line": {"errors", "atomic"},
         "limits": {"errors"},
         "names": set(),
         "facts": {"files"},
@@ -168,7 +167,7 @@ READS_CONFIGURATION = (
 NOT_CONFIGURATION = tuple(
     f"neox_config.{room}"
     for room in (
-        *("errors", "atomic", "finite_json", "output", "command_line", "interrupts", "counted", "formats"),
+        *("errors", "atomic", "finite_json", "command_line", "interrupts", "counted", "formats"),
         # Plain values that layers and optimizers may take as arguments.
         *("facts", "spec.model", "spec.run", "spec.update"),
     )

@@ -22,7 +22,7 @@ from gpu_training import (
     run_path,
     train_architectures,
 )
-from neox_kernels import Availability, rms_norm, trial
+from neox_kernels import Availability, choice, rms_norm
 from neox_kernels.status import describe
 from support.distributed import run_ranks
 from support.refusals import refused, shows
@@ -223,7 +223,7 @@ def test_the_status_of_kernels_has_the_word_that_the_check_expects(monkeypatch):
     ready = dataclasses.replace(
         rms_norm, availability=lambda device, dtype, *, may_build: Availability(True, "for this test")
     )
-    monkeypatch.setattr(trial, "graph_ms", lambda run: 1.0)
+    monkeypatch.setattr(choice, "graph_ms", lambda run: 1.0)
     assert describe(ready, torch.float32).startswith("correct; ")
 
 

@@ -11,25 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from neox_data.cli import main
-from neox_data.command import DataCommand, one_option_per_word
+from neox_data.command import Command
 from neox_data.preprocess.cli import main as preprocess_data
 from neox_data.tokenizers.train import ended_by_ctrl_c
-
-SEVERAL = frozenset({"--input", "--keys"})
-
-
-def spread(line: str) -> str:
-    return " ".join(one_option_per_word(line.split(), SEVERAL))
-
-
-def test_words_after_an_option_of_several_get_the_option_each() -> None:
-    assert spread("--input a b --flag --keys x y --other p") == (
-        "--input a --input b --flag --keys x --keys y --other p"
-    )
-
-
-def test_other_arguments_are_unchanged() -> None:
-    assert spread("a --other b c --input=d -x --input e") == "a --other b c --input=d -x --input e"
 
 
 def test_ctrl_c_ends_uninterruptible_code() -> None:
@@ -54,14 +38,14 @@ def test_handler_of_ctrl_c_is_restored() -> None:
 @pytest.mark.parametrize(
     ("number", "code", "message"),
     [
-        (errno.EACCES, 2, "Permission denied; change its permissions, or give another path"),
-        (errno.EROFS, 2, "Read-only file system; give a path of a file system that can be written to"),
-        (errno.ENAMETOOLONG, 2, "File name too long; give a shorter path"),
+        (errno.EACCES, 2, "Permission denied; give another path"),
+        (errno.EROFS, 2, "Read-only file system; give another path"),
+        (errno.ENAMETOOLONG, 2, "File name too long; give another path"),
         (errno.EIO, 1, "Input/output error"),
     ],
 )
 def test_a_path_that_cannot_be_used_is_an_invalid_request(number: int, code: int, message: str) -> None:
-    @click.command(cls=DataCommand)
+    @click.command(cls=Command)
     def failing() -> None:
         raise OSError(number, os.strerror(number), "a/b")
 
@@ -69,15 +53,14 @@ def test_a_path_that_cannot_be_used_is_an_invalid_request(number: int, code: int
     assert (found.exit_code, found.output) == (code, f"Error: a/b: {message}\n")
 
 
-@pytest.mark.parametrize(("words", "what"), [(["4 GiB"], "out of memory (4 GiB)"), ([], "out of memory")])
+@pytest.mark.parametrize(("words", "what"), [(["4 GiB"], "4 GiB"), ([], "out of memory")])
 def test_too_little_memory_is_one_sentence(words: list[str], what: str) -> None:
-    @click.command(cls=DataCommand)
+    @click.command(cls=Command)
     def failing() -> None:
         raise MemoryError(*words)
 
     found = CliRunner().invoke(failing)
-    text = f"Error: {what}; use a host with more, or less data\n"
-    assert (found.exit_code, found.output) == (1, text)
+    assert (found.exit_code, found.output) == (1, f"Error: {what}\n")
 
 
 COMMANDS = {

@@ -50,10 +50,9 @@ def test_a_picture_replaces_no_file_of_another_format(write_dataset, tmp_path: P
     assert str(given) in result.stderr
 
 
-def test_an_empty_name_of_a_picture_is_said_to_be_empty(write_dataset) -> None:
-    result = run("inspect", write_dataset([[1]]), "--png", "")
-    assert result.exit_code == 2
-    assert "'--png'" in result.stderr
+def test_a_picture_is_a_png(write_dataset) -> None:
+    result = run("inspect", write_dataset([[1]]), "--png", "a.yml")
+    assert (result.exit_code, ".png" in result.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(

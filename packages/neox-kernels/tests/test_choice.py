@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from neox_kernels import Availability, KernelUnavailable, bias_gelu, choice, choose, decisions, trial
+from neox_kernels import Availability, KernelUnavailable, bias_gelu, choice, choose
 from neox_kernels.status import OPERATORS
 from support.refusals import refused, shows
 
@@ -56,7 +56,7 @@ def test_auto_falls_back_and_logs_the_reason(unavailable, caplog):
 
 
 def test_auto_selects_fused_if_it_agrees_and_is_faster(available, monkeypatch, caplog):
-    monkeypatch.setattr(trial, "time_forms", lambda operator, args: (1.0, 2.0))
+    monkeypatch.setattr(choice, "time_forms", lambda operator, args: (1.0, 2.0))
     with caplog.at_level(logging.INFO):
         for _ in range(3):
             chosen = choose("auto", available, device="cpu", dtype=torch.float32, shape=(4, 6))
@@ -65,7 +65,7 @@ def test_auto_selects_fused_if_it_agrees_and_is_faster(available, monkeypatch, c
 
 
 def test_auto_selects_the_reference_if_faster(available, monkeypatch):
-    monkeypatch.setattr(trial, "time_forms", lambda operator, args: (2.0, 1.0))
+    monkeypatch.setattr(choice, "time_forms", lambda operator, args: (2.0, 1.0))
     assert choose("auto", available, device="cpu", dtype=torch.float32, shape=(4, 6)) is available.reference
 
 
@@ -77,7 +77,7 @@ def test_auto_selects_the_reference_if_fused_is_wrong(available, caplog):
 
 
 def test_auto_agrees_with_the_other_ranks(available, monkeypatch):
-    monkeypatch.setattr(trial, "time_forms", lambda operator, args: (1.0, 2.0))
+    monkeypatch.setattr(choice, "time_forms", lambda operator, args: (1.0, 2.0))
     answers = []
 
     def agree(mine):
@@ -109,21 +109,21 @@ def test_a_compiler_that_fails_gives_no_time(available, monkeypatch, caplog):
     def fail(*arguments):
         raise RuntimeError("no C compiler\nmore")
 
-    monkeypatch.setattr(trial, "graph_ms", fail)
-    assert trial.compiled_ms(available, ()) is None
+    monkeypatch.setattr(choice, "graph_ms", fail)
+    assert choice.compiled_ms(available, ()) is None
     assert shows(caplog.messages, "torch.compile", "bias_gelu", "(no C compiler)")
 
 
 def test_both_forms_are_timed(available, monkeypatch):
-    monkeypatch.setattr(trial, "graph_ms", lambda run: 1.0 if run.args[0] is available.fused else 3.0)
-    assert trial.time_forms(available, ()) == (1.0, 3.0)
+    monkeypatch.setattr(choice, "graph_ms", lambda run: 1.0 if run.args[0] is available.fused else 3.0)
+    assert choice.time_forms(available, ()) == (1.0, 3.0)
 
 
 def test_auto_selects_the_reference_if_the_trial_fails(available, monkeypatch, caplog):
     def fail(operator, args):
         raise torch.OutOfMemoryError("CUDA out of memory\nmore")
 
-    monkeypatch.setattr(trial, "time_forms", fail)
+    monkeypatch.setattr(choice, "time_forms", fail)
     with caplog.at_level(logging.INFO):
         chosen = choose("auto", available, device="cpu", dtype=torch.float32, shape=(4, 6))
     assert chosen is available.reference
@@ -137,7 +137,7 @@ def test_the_example_of_a_run_is_tried(available, monkeypatch):
         tried.append(args[0].shape)
         return (1.0, 2.0)
 
-    monkeypatch.setattr(trial, "time_forms", timed)
+    monkeypatch.setattr(choice, "time_forms", timed)
     choose(
         "auto",
         available,
@@ -155,7 +155,7 @@ def test_a_decision_is_stored_for_its_arguments_and_survives_the_process(availab
     def timed(operator, args):
         return next(times)
 
-    monkeypatch.setattr(trial, "time_forms", timed)
+    monkeypatch.setattr(choice, "time_forms", timed)
     arguments = {"device": "cpu", "dtype": torch.float32}
     assert choose("auto", available, **arguments, shape=(4, 6)) == available.fused_in_eager
     # As in another process, in which a trial would decide otherwise.
@@ -170,7 +170,7 @@ def test_a_decision_is_stored_for_its_arguments_and_survives_the_process(availab
 def test_the_key_of_a_decision_is_that_of_real_tensors(operator):
     """It is made with tensors without memory."""
     keys = [
-        decisions.key_of(
+        choice._key_of(
             operator,
             torch.device("cpu"),
             operator.example((4, 2, 3, 8), torch.float32, torch.device(made_on)),
@@ -181,7 +181,7 @@ def test_the_key_of_a_decision_is_that_of_real_tensors(operator):
 
 
 def test_a_damaged_decision_is_made_again(available, monkeypatch, cache):
-    monkeypatch.setattr(trial, "time_forms", lambda *_: (1.0, 2.0))
+    monkeypatch.setattr(choice, "time_forms", lambda *_: (1.0, 2.0))
     arguments = {"device": "cpu", "dtype": torch.float32, "shape": (4, 6)}
     choose("auto", available, **arguments)
     (path,) = (cache / "decisions").iterdir()
@@ -193,7 +193,7 @@ def test_a_damaged_decision_is_made_again(available, monkeypatch, cache):
 
 
 def test_decisions_that_others_could_change_are_not_read(available, monkeypatch, cache):
-    monkeypatch.setattr(trial, "time_forms", lambda *_: (1.0, 2.0))
+    monkeypatch.setattr(choice, "time_forms", lambda *_: (1.0, 2.0))
     cache.mkdir()
     cache.chmod(0o777)
     assert choose("auto", available, device="cpu", dtype=torch.float32, shape=(4, 6)) == (
@@ -206,7 +206,7 @@ def test_a_full_disk_does_not_end_a_training(available, monkeypatch, cache, capl
     def fail(path, *arguments, **options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(trial, "time_forms", lambda *_: (1.0, 2.0))
+    monkeypatch.setattr(choice, "time_forms", lambda *_: (1.0, 2.0))
     monkeypatch.setattr(Path, "write_text", fail)
     assert choose("auto", available, device="cpu", dtype=torch.float32, shape=(4, 6)) == (
         available.fused_in_eager

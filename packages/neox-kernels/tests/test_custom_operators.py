@@ -15,6 +15,7 @@ from neox_kernels import (
     bias_dropout_add,
     bias_gelu,
     bias_swiglu,
+    choice,
     cross_entropy,
     layer_norm,
     native,
@@ -25,7 +26,6 @@ from neox_kernels import (
     scaled_masked_softmax,
     split_rotary,
     status,
-    trial,
 )
 from neox_kernels.operators import gated as gated_module
 from support.refusals import refused
@@ -89,7 +89,7 @@ def test_compiles_without_graph_breaks(operator):
     compiled = dataclasses.replace(
         operator, fused=torch.compile(operator.fused, backend="aot_eager", fullgraph=True)
     )
-    assert trial.disagreement(compiled, make(shape, torch.float32, CPU)) is None
+    assert choice.disagreement(compiled, make(shape, torch.float32, CPU)) is None
 
 
 def test_in_place_rotary_compiles_without_graph_breaks():
@@ -106,7 +106,7 @@ def test_in_place_rotary_compiles_without_graph_breaks():
 def test_cuda_code_agrees_with_the_reference_forward_and_backward(operator, width, dtype, emulated):
     make = operator.comparable_example or operator.example
     torch.manual_seed(0)
-    assert trial.disagreement(operator, make((5, 2, 3, width), dtype, CPU)) is None
+    assert choice.disagreement(operator, make((5, 2, 3, width), dtype, CPU)) is None
 
 
 # Rows of one warp, of several warps with two and four vectors each, and rows too long for registers.
@@ -115,7 +115,7 @@ def test_cuda_code_agrees_with_the_reference_forward_and_backward(operator, widt
 def test_cuda_code_agrees_for_all_row_widths(operator, width, emulated):
     make = operator.comparable_example or operator.example
     shape = (2, 1, 2, width) if operator is not rotary else (2, 1, 1, width)
-    assert trial.disagreement(operator, make(shape, torch.float32, CPU)) is None
+    assert choice.disagreement(operator, make(shape, torch.float32, CPU)) is None
 
 
 # Backward of norms: 16, 32 and 64 columns of a thread; sums in shared memory, registers and scratch memory.
@@ -129,13 +129,13 @@ def test_cuda_code_of_norms_agrees_for_several_rows_of_a_block(operator, of_para
     in_their_type = (
         each.detach().to(of_parameters).requires_grad_() if each.ndim == 1 else each for each in arguments
     )
-    assert trial.disagreement(operator, tuple(in_their_type)) is None
+    assert choice.disagreement(operator, tuple(in_their_type)) is None
 
 
 @every_operator
 def test_cuda_code_accepts_zero_rows(operator, emulated):
     make = operator.comparable_example or operator.example
-    assert trial.disagreement(operator, make((0, 2, 3, 8), torch.float32, CPU)) is None
+    assert choice.disagreement(operator, make((0, 2, 3, 8), torch.float32, CPU)) is None
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_cuda_code_accepts_non_contiguous_inputs(operator, emulated):
 
     args = tuple(scattered(arg) for arg in make(shape, torch.float32, CPU))
     assert not args[0].is_contiguous()
-    assert trial.disagreement(operator, args) is None
+    assert choice.disagreement(operator, args) is None
 
 
 @pytest.mark.parametrize("offset", [1, 4])
@@ -172,14 +172,14 @@ def test_cuda_code_accepts_unaligned_addresses(offset, emulated):
         (bias_dropout_add, (x, width, x, 0.0)),
         (bias_swiglu, (x, x, width, width)),
     ]:
-        assert trial.disagreement(operator, args) is None, operator.name
+        assert choice.disagreement(operator, args) is None, operator.name
 
 
 @pytest.mark.parametrize("mask_shape", [(4, 3, 5, 16), (4, 1, 1, 16), (1, 3, 5, 16), (5, 16), (5, 1), (1,)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_cuda_code_reads_masks_of_every_shape(mask_shape, dtype, emulated):
     scores = torch.randn(4, 3, 5, 16, dtype=dtype, requires_grad=True)
-    assert trial.disagreement(scaled_masked_softmax, (scores, torch.rand(mask_shape) < 0.5, 0.3)) is None
+    assert choice.disagreement(scaled_masked_softmax, (scores, torch.rand(mask_shape) < 0.5, 0.3)) is None
 
 
 def test_non_boolean_masks_are_refused():
@@ -209,7 +209,7 @@ def test_cuda_code_is_independent_of_thread_order(emulated, monkeypatch):
     for operator in OPERATORS:
         make = operator.comparable_example or operator.example
         for shape in [(3, 1, 2, 72), (2, 1, 1, 1032)]:
-            assert trial.disagreement(operator, make(shape, torch.float32, CPU)) is None, operator.name
+            assert choice.disagreement(operator, make(shape, torch.float32, CPU)) is None, operator.name
 
 
 def test_tensors_on_two_devices_are_refused():

@@ -7,6 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from neox_kernels import (
+    choice,
     cross_entropy,
     layer_norm,
     rms_norm,
@@ -14,7 +15,6 @@ from neox_kernels import (
     rotary_,
     scaled_softmax,
     split_rotary,
-    trial,
 )
 from neox_kernels import custom_operator as custom
 from neox_kernels.status import OPERATORS
@@ -77,7 +77,7 @@ def custom_operators():
 
 @every_operator
 def test_eager_calls_need_no_dispatcher_forward_and_backward(operator, dispatched):
-    assert trial.disagreement(operator, example(operator)) is None
+    assert choice.disagreement(operator, example(operator)) is None
     with torch.no_grad():
         operator.fused(
             *(each.detach() if isinstance(each, torch.Tensor) else each for each in example(operator))
@@ -88,11 +88,11 @@ def test_eager_calls_need_no_dispatcher_forward_and_backward(operator, dispatche
 @differentiable
 def test_dispatch_modes_see_one_operator_forward_and_backward(operator):
     with Seen() as seen:
-        given = trial.results_and_gradients(operator.fused, example(operator))
+        given = choice.results_and_gradients(operator.fused, example(operator))
     assert len(seen.ours) == 2, seen.ours
     torch.manual_seed(1234)
     for value, expected in zip(
-        given, trial.results_and_gradients(operator.fused, example(operator)), strict=True
+        given, choice.results_and_gradients(operator.fused, example(operator)), strict=True
     ):
         assert torch.equal(value, expected)
 
@@ -100,7 +100,7 @@ def test_dispatch_modes_see_one_operator_forward_and_backward(operator):
 @pytest.mark.parametrize("operator", [layer_norm, rms_norm], ids=lambda operator: operator.name)
 def test_no_zeros_are_made_for_statistics(operator):
     with Seen() as seen:
-        trial.results_and_gradients(operator.fused, example(operator))
+        choice.results_and_gradients(operator.fused, example(operator))
     after = seen.names[seen.names.index(seen.ours[0]) :]
     assert not [name for name in after if "zero" in name]
 

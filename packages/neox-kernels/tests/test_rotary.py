@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from neox_kernels import rotary, rotary_, split_rotary, trial
+from neox_kernels import choice, rotary, rotary_, split_rotary
 from support.refusals import refused
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
@@ -128,7 +128,7 @@ def test_split_projections_equal_the_reference_forward_and_backward(form, width,
     form(split_rotary)
     projected = torch.randn(5, 3, 2 * (per_group + 2) * width).to(dtype).requires_grad_()
     arguments = projected, *angles(5, pairs), 2, width
-    assert trial.disagreement(split_rotary, arguments) is None
+    assert choice.disagreement(split_rotary, arguments) is None
 
 
 @SPLITS

@@ -243,17 +243,10 @@ def test_a_training_without_partitions_does_not_import_what_takes_seconds_and_is
     assert {name for name in slow if repr(name) in result.stdout} == set()
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
-def test_a_name_that_the_environment_cannot_encode_is_one_sentence(run, monkeypatch, encoding):
-    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: encoding)
+def test_a_name_that_the_environment_cannot_encode_is_one_sentence(run):
     code, report = run(fail_to_encode, resolved=encode_resolved(resolved_from({})))
-    sentence = (
-        "'\u00e4' in a file name or a text cannot be encoded as ascii, the encoding of this environment; "
-        "set PYTHONUTF8=1"
-    )
-    is_sentence = (code, report["message"], report["traceback"]) == (2, sentence, None)
-    assert is_sentence == (encoding == "ascii")
-    assert ("UnicodeEncodeError" in (report["traceback"] or "")) == (encoding == "utf-8")
+    assert (code, report["traceback"]) == (2, None)
+    assert report["message"].endswith(" set PYTHONUTF8=1")
 
 
 def test_the_import_of_torch_is_announced(run, monkeypatch, caplog):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from neox_data.command import DataCommand, verbose_option
+from neox_data.command import Command, verbose_option
 from neox_data.counted import counted
 from neox_data.curriculum.analyze import METRICS
 from neox_data.curriculum.metric_index import write_metric_index
@@ -20,13 +20,13 @@ _WITHOUT_CURRICULUM = "data_efficiency.enabled=false"
 
 
 @click.command(
-    cls=DataCommand,
+    cls=Command,
     examples=(
         "neox-data analyze --config small.yml --metric vocabularyrarity --output analysis",
         "neox-data analyze --config small.yml --config data.yml --metric documents --output analysis",
     ),
 )
-@config_options
+@config_options()
 @verbose_option
 @click.option("--metric", required=True, type=click.Choice(list(METRICS)), help="Measure of difficulty.")
 @click.option(

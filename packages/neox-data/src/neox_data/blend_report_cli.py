@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from neox_data.blend_report import SourceShare, report_blend, report_datasets, share_lines
-from neox_data.command import DataCommand, verbose_option
+from neox_data.command import Command, verbose_option
 from neox_data.counted import counted
 from neox_data.curriculum.dataset import CurriculumDataset
 from neox_data.indexed import open_indexed
@@ -23,14 +23,14 @@ _MOST_SAMPLES = 2**32
 
 @click.command(
     "blend-report",
-    cls=DataCommand,
+    cls=Command,
     examples=(
         "neox-data blend-report --config small.yml",
         'neox-data blend-report books web --weights "0.3, 0.7" --num-samples 100000 --seq-length 2048',
     ),
 )
 @click.argument("prefixes", nargs=-1, metavar="[PREFIX...]")
-@config_options
+@config_options()
 @verbose_option
 @click.option(
     "--num-samples",

@@ -13,11 +13,11 @@ from neox_data.amounts import bytes_in_words
 from neox_data.analyze_cli import analyze
 from neox_data.blend_report_cli import blend_report
 from neox_data.command import (
-    DataCommands,
-    NamedPath,
+    Group,
     corpus_files_option,
     jsonl_key_option,
     log_interval_option,
+    more_files_argument,
     quiet_option,
 )
 from neox_data.counted import counted
@@ -52,7 +52,7 @@ _DOCUMENTS_PER_REPORT = 100
 
 
 @click.group(
-    cls=DataCommands,
+    cls=Group,
     examples=(
         "neox-data prepare --input texts --output run",
         "neox-data inspect run/data/corpus_text_document",
@@ -70,7 +70,7 @@ def main() -> None:
     )
 )
 @click.argument("prefix")
-@click.option("--png", type=NamedPath(".png"), help="Plot the document lengths to this PNG file.")
+@click.option("--png", type=click.Path(path_type=Path), help="Plot the document lengths to this PNG file.")
 @click.option(
     "--show",
     type=click.IntRange(0),
@@ -97,6 +97,8 @@ def inspect(
     """Show counts, document lengths and first documents of the dataset PREFIX.bin and PREFIX.idx."""
     if show and tokenizer_type is None:
         raise click.UsageError("--show requires a tokenizer; pass --tokenizer-type")
+    if png is not None and png.suffix != ".png":
+        raise click.UsageError(f"--png {png}: choose a name that ends in .png")
     dataset = open_indexed(prefix)
     documents: list[str] = []
     if tokenizer_type is not None:
@@ -213,7 +215,6 @@ def convert(prefix: str, output: str) -> None:
 
 
 @main.command(
-    several=("--input",),
     examples=(
         "neox-data count --input texts/*.jsonl",
         "neox-data count --input books.jsonl.zst --jsonl-key content",
@@ -221,11 +222,12 @@ def convert(prefix: str, output: str) -> None:
     exit_codes={1: "documents cannot be read (neox-launch init skips them), or a failure"},
 )
 @corpus_files_option
+@more_files_argument
 @jsonl_key_option
-def count(inputs: tuple[str, ...], jsonl_key: str) -> None:
+def count(inputs: tuple[str, ...], more: tuple[str, ...], jsonl_key: str) -> None:
     """Count the documents of corpus files. If some cannot be read, list the first of them."""
     passed_over = PassedOver()
-    paths = find_inputs(inputs, passed_over)
+    paths = find_inputs(inputs + more, passed_over)
     reader = CorpusReader(paths, (jsonl_key,), skip_bad_lines=True, passed_over=passed_over)
     documents = characters = num_bytes = empty = 0
     for document in reader:
@@ -269,13 +271,13 @@ def _checked_tokens(
 
 @main.command(
     "train-tokenizer",
-    several=("--input",),
     examples=(
         "neox-data train-tokenizer --input texts/*.jsonl --vocab-size 32768",
         "neox-data train-tokenizer --input books.parquet --jsonl-key content --output books-tokenizer.json",
     ),
 )
 @corpus_files_option
+@more_files_argument
 @jsonl_key_option
 @click.option(
     "--vocab-size",
@@ -297,6 +299,7 @@ def _checked_tokens(
 @quiet_option
 def train_tokenizer(
     inputs: tuple[str, ...],
+    more: tuple[str, ...],
     jsonl_key: str,
     vocab_size: int,
     special: tuple[str, ...],
@@ -308,7 +311,7 @@ def train_tokenizer(
     """Train a byte-level BPE vocabulary, for HFTokenizer."""
     started = time.monotonic()
     passed_over = PassedOver()
-    paths = find_inputs(inputs, passed_over)
+    paths = find_inputs(inputs + more, passed_over)
     _refuse_existing_tokenizer(output)
     reader = CorpusReader(paths, (jsonl_key,), skip_bad_lines=skip_bad_lines, passed_over=passed_over)
     if not quiet:

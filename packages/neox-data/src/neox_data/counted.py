@@ -1,4 +1,4 @@
-"""Numbers with their nouns: 1 document, 2,000 documents; long lists with the number of what is left out."""
+"""Numbers with their nouns, and the beginnings of lists."""
 
 from collections.abc import Sequence
 
@@ -6,18 +6,12 @@ __all__ = ["counted", "first_few"]
 
 
 def counted(number: int, one: str, many: str | None = None) -> str:
-    """Return a number with what it counts.
-
-    Args:
-        number: the number.
-        one: noun, possibly with its verb, for 1: "file was read".
-        many: the same for other numbers: "files were read"; None: `one` with an s.
-    """
+    """Return a number with its noun: 1 document, 2,000 documents; `many` is the plural of `one`."""
     return f"{number:,} {one if number == 1 else many or f'{one}s'}"
 
 
 def first_few(names: Sequence[object], most: int, *, number: int | None = None) -> str:
-    """Return the first names of a list, with the number of the others: `a, b and 3 more`.
+    """Return the first names of a list, and how many follow: `a, b and 3 more`.
 
     Args:
         names: the list, or its beginning.

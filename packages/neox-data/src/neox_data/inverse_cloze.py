@@ -37,9 +37,6 @@ _CLOSING = b"\"')]}*_"
 class SentenceEnds:
     """The tokens at which sentences end.
 
-    Args:
-        tokenizer: the tokenizer.
-
     Attributes:
         end_of_document: its end-of-document token.
 

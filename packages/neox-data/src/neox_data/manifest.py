@@ -128,9 +128,13 @@ def recorded_sha256(prefix: Path | str, suffix: str) -> str | None:
     Raises:
         IndexedDatasetError: the manifest is damaged.
     """
-    manifest = read_manifest(prefix) or {"files": {}}
-    sha256: str | None = manifest["files"].get(suffix, {}).get("sha256")
+    sha256: str | None = _recorded(prefix, suffix).get("sha256")
     return sha256
+
+
+def _recorded(prefix: Path | str, suffix: str) -> dict[str, Any]:
+    files: dict[str, dict[str, Any]] = (read_manifest(prefix) or {"files": {}})["files"]
+    return files.get(suffix, {})
 
 
 def tokens_sha256(prefix: Path | str) -> str:
@@ -142,14 +146,12 @@ def tokens_sha256(prefix: Path | str) -> str:
         IndexedDatasetError: the manifest is damaged.
         OSError: the file cannot be read.
     """
-    path, listed = bin_path(prefix), manifest_path(prefix)
-    written = (read_manifest(prefix) or {"files": {}})["files"].get(path.suffix, {})
-    here = path.stat()
-    if written.get("bytes") == here.st_size and here.st_mtime_ns <= listed.stat().st_mtime_ns:
-        recorded = written.get("sha256")
-        if isinstance(recorded, str):
-            return recorded
-    return sha256_of_file(path)
+    path, written = bin_path(prefix), _recorded(prefix, ".bin")
+    here, recorded = path.stat(), written.get("sha256")
+    is_unchanged = (
+        written.get("bytes") == here.st_size and here.st_mtime_ns <= manifest_path(prefix).stat().st_mtime_ns
+    )
+    return recorded if is_unchanged and isinstance(recorded, str) else sha256_of_file(path)
 
 
 def merge_manifests(prefixes: Sequence[Path | str]) -> dict[str, Any] | None:
@@ -215,10 +217,6 @@ def cut_manifest(prefix: Path | str, documents: range, num_tokens: int) -> dict[
 
 def verify_manifest(prefix: Path | str, suffixes: Collection[str] = SUFFIXES) -> bool:
     """Check a dataset's files against its manifest; return False if it has none.
-
-    Args:
-        prefix: prefix of the dataset.
-        suffixes: the files to check.
 
     Raises:
         IndexedDatasetError: a file differs from the manifest, or the manifest is damaged.

@@ -27,9 +27,6 @@ _SHORTEST = 2
 class WordEdges:
     """The tokens that begin, and those that end, with a letter, a digit, an underscore or beyond ASCII.
 
-    Args:
-        tokenizer: the tokenizer.
-
     Attributes:
         begins: bool [vocabulary], True for tokens that begin with such a character.
         ends: the same for their ends.

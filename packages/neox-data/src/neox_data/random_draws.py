@@ -13,11 +13,7 @@ __all__ = ["RandomDraws"]
 
 
 class RandomDraws:
-    """A stream of random numbers.
-
-    Args:
-        key: determines the numbers.
-    """
+    """A stream of random numbers."""
 
     def __init__(self, key: str) -> None:
         digest = hashlib.blake2b(key.encode(), digest_size=16).digest()

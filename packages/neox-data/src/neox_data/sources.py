@@ -44,9 +44,6 @@ class Source:
 class DocumentSources:
     """The recorded sources of a dataset's documents.
 
-    Args:
-        prefix: prefix of the dataset.
-
     Raises:
         IndexedDatasetError: its manifest is damaged.
     """

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import click
+from cloup import OptionGroup, option, option_group
 
 from neox_data.amount_progress import report_search
-from neox_data.command import DataCommand, option, quiet_option, verbose_option
+from neox_data.command import Command, quiet_option, verbose_option
 from neox_data.counted import counted
 from neox_data.errors import DataError
 from neox_data.indexed.base import IndexedDataset
@@ -26,72 +28,66 @@ from neox_data.training_data import BatchPlace, TrainingData, load_training_data
 __all__ = ["config_options", "trace"]
 
 _SHOWN_TOKENS = 60
-_TRAINING, _SOUGHT, _OUTPUT = "Training", "What to look for", "Output"
+_SOUGHT, _OUTPUT = OptionGroup("What to look for"), OptionGroup("Output")
 
 
-def config_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options for the configuration and the number of devices."""
-    for add in (
+def config_options(*others: Callable[[Any], Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add the options for the configuration and the number of devices, and others under the same heading."""
+    return option_group(
+        "Training",
         option(
-            "--devices",
-            heading=_TRAINING,
-            type=click.IntRange(1),
-            help="Number of devices of the job.  [default: the smallest possible]",
+            "--config",
+            "paths",
+            multiple=True,
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            help="Configuration file of the training. May be repeated; the files are merged.",
         ),
         option(
             "--set",
             "overrides",
-            heading=_TRAINING,
             multiple=True,
             metavar="NAME=VALUE",
             help="Override a parameter of the configuration. May be repeated; the last value wins.",
         ),
         option(
-            "--config",
-            "paths",
-            heading=_TRAINING,
-            multiple=True,
-            type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            help="Configuration file of the training. May be repeated; the files are merged.",
+            "--devices",
+            type=click.IntRange(1),
+            help="Number of devices of the job.  [default: the smallest possible]",
         ),
-    ):
-        command = add(command)
-    return command
+        *others,
+    )
 
 
 @click.command(
-    cls=DataCommand,
+    cls=Command,
     examples=(
         "neox-data trace --config small.yml --iteration 100",
         'neox-data trace --config small.yml --text "a sentence of the corpus" --checkpoint checkpoints',
     ),
     exit_codes={1: "no document contains the text, or a failure"},
 )
-@config_options
-@option(
-    "--checkpoint",
-    heading=_TRAINING,
-    metavar="FOLDER|ITERATION",
-    help="Checkpoint whose recorded batch sizes and left-out batches to use: its folder, or its iteration in "
-    "save or load.  "
-    "[default: the configuration's batch size in every iteration]",
+@config_options(
+    option(
+        "--checkpoint",
+        metavar="FOLDER|ITERATION",
+        help="Checkpoint whose recorded batch sizes and left-out batches to use: its folder, or its "
+        "iteration in save or load.  [default: the configuration's batch size in every iteration]",
+    )
 )
 @option(
     "--iteration",
-    heading=_SOUGHT,
+    group=_SOUGHT,
     type=click.IntRange(0),
     help="Show the documents of this iteration, counted from 0: iteration 1 of a training's log is 0.",
 )
+@option("--rank", group=_SOUGHT, type=click.IntRange(0), help="Show only the documents that this rank reads.")
+@option("--document", group=_SOUGHT, metavar="[PREFIX:]NUMBER", help="Show when this document is read.")
 @option(
-    "--rank", heading=_SOUGHT, type=click.IntRange(0), help="Show only the documents that this rank reads."
-)
-@option("--document", heading=_SOUGHT, metavar="[PREFIX:]NUMBER", help="Show when this document is read.")
-@option(
-    "--text", heading=_SOUGHT, help="Find the documents that contain this text, and show when they are read."
+    "--text", group=_SOUGHT, help="Find the documents that contain this text, and show when they are read."
 )
 @option(
     "--show",
-    heading=_OUTPUT,
+    group=_OUTPUT,
     type=click.IntRange(0),
     default=_SHOWN_TOKENS,
     help="Number of tokens to print per passage.",

@@ -123,11 +123,11 @@ def test_long_documents_are_counted(corpus: Path, tmp_path: Path) -> None:
     assert len(open_indexed(tmp_path / "set_text_document")) == 1
 
 
-def test_several_inputs_and_keys_without_repeating_the_option(corpus: Path, tmp_path: Path) -> None:
+def test_several_inputs_and_keys(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "more.txt").write_text("more")
     result = run(
-        "--input", corpus, tmp_path / "more.txt", "--jsonl-keys", "title", "text", "--tokenizer-type",
-        "CharLevelTokenizer", output=tmp_path / "set",
+        "--input", corpus, tmp_path / "more.txt", "--jsonl-keys", "title", "--jsonl-keys", "text",
+        "--tokenizer-type", "CharLevelTokenizer", output=tmp_path / "set",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     rows = {
@@ -235,10 +235,7 @@ def test_an_output_that_finds_no_room_is_named_and_leaves_nothing_half_written(
     )  # fmt: skip
     assert done.returncode == 1
     assert f"Error: {tmp_path}/o/set" in done.stderr
-    assert done.stderr.endswith(
-        "_text_document.bin: File too large; incomplete files were removed; "
-        "free disk space or choose another location, and start again\n"
-    )
+    assert done.stderr.endswith("_text_document.bin: File too large; free disk space\n")
     assert [path for path in (tmp_path / "o").rglob("*") if path.is_file()] == []
 
 
@@ -284,7 +281,7 @@ def test_datasets_of_several_keys_have_the_same_documents(
     )
     flags = [*["--append-eod"] * append_eod, *["--resume"] * resume]
     result = run(
-        "--input", tmp_path / "corpus.jsonl", "--json-keys", "text", "title",
+        "--input", tmp_path / "corpus.jsonl", "--json-keys", "text", "--json-keys", "title",
         "--tokenizer-type", "CharLevelTokenizer", *flags, output=tmp_path / "set",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
@@ -297,7 +294,7 @@ def test_datasets_of_several_keys_have_the_same_documents(
 def test_a_key_whose_texts_are_all_empty_makes_no_dataset(tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").write_text('{"text": "a", "title": ""}\n')
     result = run(
-        "--input", tmp_path / "corpus.jsonl", "--jsonl-keys", "text", "title", "--append-eod",
+        "--input", tmp_path / "corpus.jsonl", "--jsonl-keys", "text", "--jsonl-keys", "title", "--append-eod",
         "--tokenizer-type", "CharLevelTokenizer", output=tmp_path / "set",
     )  # fmt: skip
     assert result.exit_code == 2

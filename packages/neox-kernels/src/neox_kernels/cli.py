@@ -3,11 +3,11 @@
 Commands import what they use, because torch takes seconds to import.
 """
 
-import errno
 import importlib
 import logging
 import os
 import sys
+from traceback import walk_tb
 from typing import Any
 
 import click
@@ -27,75 +27,56 @@ _DTYPES = {
     "fp32": "float32",
 }
 _SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True, "max_content_width": 110}
-_INTERRUPTED = 130
-# Why a standard output cannot be written to; other errors are not about it.
-_OUTPUT_LOST = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
-_EXIT_CODES = (
-    ("0", "success"),
-    ("1", "failure"),
-    ("2", "invalid request"),
-    (str(_INTERRUPTED), "interrupted by Ctrl-C"),
-)
+_EXIT_CODES = """\b
+Exit codes:
+  0    success
+  1    failure
+  2    invalid request
+  130  interrupted by Ctrl-C"""
 
 
-class _Command(click.Command):
-    """A command whose help has examples and exit codes, and whose errors are one sentence.
-
-    Args:
-        examples: complete command lines.
-    """
-
-    def __init__(self, *args: Any, examples: tuple[str, ...], **kwargs: Any) -> None:
-        super().__init__(*args, **{"context_settings": _SETTINGS, **kwargs})
-        self.examples = examples
+class _Program(click.Group):
+    """A program that reports each error in one message."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the program; a standard output that cannot be written to, such as a full disk, is reported."""
-        # A closed one (`>&-`) is a file that cannot be written to, too.
+        """Run the program, and report its error."""
+        # A closed standard output (`>&-`) is one that cannot be written to.
         sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
+        # Bytes of file names, and characters that its encoding lacks, are escaped.
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
         try:
             return super().main(*args, **kwargs)
-        except OSError as error:
-            if error.filename is not None or error.errno not in _OUTPUT_LOST:
-                raise
-            sys.stderr.write(f"standard output cannot be written to: {error.strerror}\n")
-            # Python would try to write the rest again when it exits.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except (KernelError, OSError) as error:
+            message = f"Error: {error}"
+            if any(frame.f_code is click.echo.__code__ for frame, _ in walk_tb(error.__traceback__)):
+                message = f"standard output cannot be written to: {getattr(error, 'strerror', error)}"
+                # Python would write the rest when it exits.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            click.echo(message, err=True)
             sys.exit(1)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command."""
+        """Run the command; click's own exit code after Ctrl-C is 1."""
         try:
             return super().invoke(ctx)
-        except KernelError as error:
-            raise click.ClickException(str(error)) from error
         except (KeyboardInterrupt, click.Abort):
             click.echo("\ninterrupted", err=True)
-            ctx.exit(_INTERRUPTED)
-
-    def get_short_help_str(self, limit: int = 1_000) -> str:
-        """Return the first sentence of the help, which click would cut to one line."""
-        return super().get_short_help_str(1_000)
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the examples and the exit codes."""
-        with formatter.section("Examples"):
-            formatter.write("".join(f"  {line}\n" for line in self.examples))
-        with formatter.section("Exit codes"):
-            formatter.write_dl(_EXIT_CODES)
+            ctx.exit(130)
 
 
-class _Commands(_Command, click.Group):
-    command_class = _Command
+def _settings(*examples: str) -> dict[str, Any]:
+    """Return the settings of a command whose help ends with examples and exit codes."""
+    shown = "\n  ".join(["\b\nExamples:", *examples])
+    return {"context_settings": _SETTINGS, "epilog": f"{shown}\n\n{_EXIT_CODES}"}
 
 
-@click.group(cls=_Commands, examples=("neox-kernels build", "neox-kernels status"))
+@click.group(cls=_Program, **_settings("neox-kernels build", "neox-kernels status"))
 @click.version_option(package_name="neox-kernels")
 def main() -> None:
     """Compile the fused operators, or show their status."""
 
 
-@main.command(examples=("neox-kernels build", "neox-kernels build --arch sm_80 --arch sm_90 --jobs 8"))
+@main.command(**_settings("neox-kernels build", "neox-kernels build --arch sm_80 --arch sm_90 --jobs 8"))
 @click.option(
     "--arch",
     "architectures",
@@ -109,7 +90,7 @@ def main() -> None:
 )
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress; notes and errors are printed.")
 def build(architectures: tuple[str, ...], jobs: int | None, timeout: float | None, quiet: bool) -> None:
-    """Compile the operators for the GPUs of this machine, or for the given architectures."""
+    """Compile the operators, for the GPUs of this machine or for --arch."""
     level = logging.WARNING if quiet else logging.INFO
     logging.basicConfig(level=level, stream=sys.stderr, format="%(message)s")
     wanted = architectures or importlib.import_module("neox_kernels.native").present_architectures()
@@ -118,12 +99,12 @@ def build(architectures: tuple[str, ...], jobs: int | None, timeout: float | Non
     click.echo(f"{click.format_filename(built.module)}: {built.description}")
 
 
-@main.command(examples=("neox-kernels status", "neox-kernels status --dtype float32"))
+@main.command(**_settings("neox-kernels status", "neox-kernels status --dtype float32"))
 @click.option(
     "--dtype", type=click.Choice([*_DTYPES]), default="bfloat16", help="Dtype used to test the operators."
 )
 def status(dtype: str) -> None:
-    """List the builds, and availability, correctness and speed of each operator."""
+    """List the builds, and whether each operator works, with its speed."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
     for built in building.list_built():
         click.echo(f"{click.format_filename(built.folder)}: {built.description}")

@@ -123,7 +123,8 @@ class CustomOperator:
 
     def __call__(self, *args: Any) -> Any:
         """Compute the results."""
-        if _is_seen_by_others():
+        # A compiler, a tracer, a dispatch mode or a function transform must see the operator.
+        if _needs_one_node() or _num_modes():
             return self._dispatched(*args)
         requires_gradient = _requires_gradient(args)
         if requires_gradient is None:
@@ -144,11 +145,6 @@ def _first(results: Any, count: int | None) -> Any:
     if count is None:
         return results
     return results[0] if count == 1 else results[:count]
-
-
-def _is_seen_by_others() -> bool:
-    """Return whether a compiler, a tracer, a dispatch mode or a function transform must see the operator."""
-    return _needs_one_node() or bool(_num_modes())
 
 
 def _needs_one_node() -> bool:

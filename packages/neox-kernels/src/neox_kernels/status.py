@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from neox_kernels import trial
+from neox_kernels import choice
 from neox_kernels.operator import Operator
 from neox_kernels.operators.bias_dropout_add import bias_dropout_add
 from neox_kernels.operators.bias_gelu import bias_gelu
@@ -56,11 +56,11 @@ def describe(operator: Operator[..., Any], dtype: torch.dtype) -> str:
         return f"unavailable: {availability.reason}"
     shape = typical_shape(operator)
     make_comparable = operator.comparable_example or operator.example
-    difference = trial.disagreement(operator, make_comparable(shape, dtype, device))
+    difference = choice.disagreement(operator, make_comparable(shape, dtype, device))
     if difference is not None:
         return f"WRONG: {difference}"
     arguments = operator.example(shape, dtype, device)
-    fused_ms, reference_ms = trial.time_forms(operator, arguments)
-    compiled_ms = trial.compiled_ms(operator, arguments)
+    fused_ms, reference_ms = choice.time_forms(operator, arguments)
+    compiled_ms = choice.compiled_ms(operator, arguments)
     compiled = "" if compiled_ms is None else f", compiled {compiled_ms:.3f} ms"
     return f"correct; {fused_ms:.3f} ms, reference {reference_ms:.3f} ms{compiled} ({shape}, {dtype})"

@@ -11,7 +11,7 @@ import sys
 
 import torch
 
-from neox_kernels import native, status, trial
+from neox_kernels import choice, native, status
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 KEPT = []
@@ -57,16 +57,16 @@ def main(module_path: str) -> None:
         arguments = make((3, 1, 2, width), dtype, torch.device("cpu"))
         expected[operator.name, dtype, width] = (
             arguments,
-            trial.results_and_gradients(operator.reference, arguments),
+            choice.results_and_gradients(operator.reference, arguments),
         )
     native.compiled_for = lambda *tensors: module
-    trial._fresh = lambda arguments: tuple(map(copied, arguments))
+    choice._fresh = lambda arguments: tuple(map(copied, arguments))
     torch.empty_like = guarded_like
     torch.empty = lambda count, *, dtype, device: guarded(count, dtype)
     for operator, dtype, width in cases:
         arguments, plain = expected[operator.name, dtype, width]
-        for given, value in zip(trial.results_and_gradients(operator.fused, arguments), plain, strict=True):
-            if not trial.relative_error(given, value) < trial.TOLERANCE[dtype]:
+        for given, value in zip(choice.results_and_gradients(operator.fused, arguments), plain, strict=True):
+            if not choice.relative_error(given, value) < choice.TOLERANCE[dtype]:
                 raise SystemExit(f"{operator.name} {dtype} {width}: wrong")
     sys.stdout.write("\n".join(operator.name for operator in operators))
 

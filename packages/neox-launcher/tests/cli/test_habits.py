@@ -146,7 +146,7 @@ def test_an_option_has_the_effect_of_the_parameter(requests, minimal, tmp_path):
         ("init texts", "Got unexpected extra argument (texts)"),
         ("--hostfil hosts a.yml", "Did you mean '--hostfile'?"),
         ("a.yml --mode x", "No such option '--mode'."),
-        ("a.yml --num_nodes two", "is not a whole number"),
+        ("a.yml --num_nodes two", "is not a valid integer"),
         ("a.yml -H hosts", "use --hostfile FILE"),
         ("generate --top_p a.yml", "--set top-p=VALUE"),
         ("evaluate a.yml --eval_iters 5 --tasks x", "--set eval-iters=VALUE"),

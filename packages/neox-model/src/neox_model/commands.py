@@ -1,11 +1,10 @@
 """The commands of programs of this package: errors are reported in one message, with their exit codes."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import click
 
 from neox_config.command_line import Command, Group
-from neox_config.errors import NeoXError
 from neox_config.limits import allow_more_files
 
 __all__ = ["ModelCommand", "ModelCommands"]
@@ -13,8 +12,6 @@ __all__ = ["ModelCommand", "ModelCommands"]
 
 class ModelCommand(Command):
     """A command that opens many files, such as the shards of a checkpoint."""
-
-    reported: ClassVar[tuple[type[Exception], ...]] = (NeoXError, OSError)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""

@@ -18,7 +18,6 @@ from typing import Any, NoReturn
 import click
 
 from neox_config import Resolved, decode_resolved, load_config, resolve
-from neox_config.command_line import about_encoding
 from neox_config.errors import ConfigError, NeoXError
 from neox_config.limits import allow_more_files
 from neox_config.log import configure_logging
@@ -134,8 +133,7 @@ def run_worker(
         logger.log(level, "%s: ending", stop)
         return stop.exit_code
     except UnicodeEncodeError as error:
-        sentence = about_encoding(error)
-        return report_failure(me.rank, error if sentence is None else ConfigError(sentence))
+        return report_failure(me.rank, ConfigError(f"{error}; write it in UTF-8, or set PYTHONUTF8=1"))
     except Exception as error:
         return report_failure(me.rank, error)
     return 0

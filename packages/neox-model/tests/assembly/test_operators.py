@@ -11,7 +11,7 @@ import torch
 from torch import distributed
 
 import neox_kernels
-from neox_kernels import Availability, KernelUnavailable, choice, trial
+from neox_kernels import Availability, KernelUnavailable, choice
 from neox_model.assembly import operators
 from neox_model.assembly.as_sequential import SequentialModel
 from neox_model.assembly.model import build_model, build_plan
@@ -288,7 +288,7 @@ def test_the_trial_of_the_rotation_has_the_heads_and_pairs_of_the_model(calls, m
         tried.append(shapes(args))
         return (1.0, 2.0)
 
-    monkeypatch.setattr(trial, "time_forms", timed)
+    monkeypatch.setattr(choice, "time_forms", timed)
     settings = {"pos_emb": "rotary", "rotary_pct": 0.5, "num_kv_heads": 2, "rope_fusion": "auto"}
     model_of(settings)
     assert tried == [[(12, 2, 6, 4), (12, 2, 2, 4), (12, 1), (12, 1)], [(12, 2, 40), (12, 1), (12, 1), 2, 4]]
@@ -297,7 +297,7 @@ def test_the_trial_of_the_rotation_has_the_heads_and_pairs_of_the_model(calls, m
 
 
 def test_compiled_layers_take_the_plain_form_of_an_operator_under_auto(calls, monkeypatch):
-    monkeypatch.setattr(trial, "time_forms", lambda *_: (1.0, 2.0))
+    monkeypatch.setattr(choice, "time_forms", lambda *_: (1.0, 2.0))
     settings = {**LLAMA, **dict.fromkeys(LLAMA_FUSIONS, "auto")}
     model = model_of(settings)
     calls.clear()
@@ -443,7 +443,7 @@ def test_scores_that_are_made_anyway_take_the_faster_softmax(calls, monkeypatch,
         tried.append((operator.name, tuple(args[0].shape)))
         return (fused_ms, 2.0)
 
-    monkeypatch.setattr(trial, "time_forms", timed)
+    monkeypatch.setattr(choice, "time_forms", timed)
     model = model_of({name: "auto", "apply_query_key_layer_scaling": True})
     assert isinstance(model.stack[1].attention.core, SoftmaxCore)
     calls.clear()
@@ -479,7 +479,7 @@ def test_all_ranks_choose_the_same(calls, monkeypatch, all_can):
         flag.fill_(int(all_can))
 
     monkeypatch.setattr(distributed, "all_reduce", all_reduce)
-    monkeypatch.setattr(trial, "time_forms", lambda *_: (1.0, 2.0))
+    monkeypatch.setattr(choice, "time_forms", lambda *_: (1.0, 2.0))
     two = Group(0, 2, "control", (0, 1))
     chosen = choose_operators(
         *specs_from({"bias_gelu_fusion": "auto", "norm": "apexlayernorm"}),

@@ -80,10 +80,10 @@ def write(folder, name, files):
         ("compress --load ours --output full --packed", FULL),
         ("verify ours nowhere", NO_CHECKPOINT),
         ("verify bert ours", "model_type 'bert'"),
-        (f"from-hf model --output {'x' * 300}", "File name too long; give a shorter path"),
-        (f"from-hf {'x' * 300} --output new", "File name too long; give a shorter path"),
-        (f"to-hf --load {'x' * 300} --output new", "File name too long; give a shorter path"),
-        (f"verify {'x' * 300} ours", "File name too long; give a shorter path"),
+        (f"from-hf model --output {'x' * 300}", "File name too long; give another path"),
+        (f"from-hf {'x' * 300} --output new", "File name too long; give another path"),
+        (f"to-hf --load {'x' * 300} --output new", "File name too long; give another path"),
+        (f"verify {'x' * 300} ours", "File name too long; give another path"),
     ],
 )
 def test_a_wrong_request_is_refused_without_torch(folder, line, message):

@@ -4,7 +4,13 @@ from pathlib import Path
 
 import click
 
-from neox_data.command import DataCommand, GivenPath, jsonl_key_option, log_interval_option, quiet_option
+from neox_data.command import (
+    Command,
+    jsonl_key_option,
+    log_interval_option,
+    more_files_argument,
+    quiet_option,
+)
 from neox_data.prepare.run import RESULT
 from neox_data.prepare.run import prepare as run
 from neox_data.preprocess.inputs import ENDINGS
@@ -15,8 +21,7 @@ __all__ = ["prepare"]
 
 @click.command(
     "prepare",
-    cls=DataCommand,
-    several=("--input",),
+    cls=Command,
     exit_codes={3: "the folder contains the result of other texts or options"},
     examples=(
         "neox-data prepare --input texts --output run",
@@ -28,17 +33,17 @@ __all__ = ["prepare"]
     "inputs",
     required=True,
     multiple=True,
-    type=GivenPath(path_type=Path),
-    metavar="PATH...",
+    metavar="PATH",
     help=f"Files and folders with texts: {ENDINGS}.",
 )
+@more_files_argument
 @click.option(
-    "--output", required=True, type=GivenPath(path_type=Path, file_okay=False), help="Folder to write to."
+    "--output", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder to write to."
 )
 @jsonl_key_option
 @click.option(
     "--vocab-file",
-    type=GivenPath(path_type=Path, exists=True, dir_okay=False),
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="A tokenizer.json to use.  [default: train one]",
 )
 @click.option(
@@ -49,7 +54,8 @@ __all__ = ["prepare"]
 @log_interval_option
 @quiet_option
 def prepare(
-    inputs: tuple[Path, ...],
+    inputs: tuple[str, ...],
+    more: tuple[str, ...],
     output: Path,
     jsonl_key: str,
     vocab_file: Path | None,
@@ -65,8 +71,10 @@ def prepare(
     """
     if vocab_file is not None and vocab_size is not None:
         raise click.UsageError("--vocab-size is for a tokenizer that is trained; remove it, or --vocab-file")
+    if "" in inputs:
+        raise click.UsageError("--input is empty; give a path (. is the current folder)")
     run(
-        inputs,
+        [Path(name) for name in inputs + more],
         output,
         key=jsonl_key,
         vocab_file=vocab_file,

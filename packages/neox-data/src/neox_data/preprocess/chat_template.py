@@ -93,7 +93,10 @@ class ChatTemplate:
         )
         environment.filters["tojson"] = _to_json
         environment.tests["string"] = is_string
-        environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
+        environment.globals |= {
+            "raise_exception": _refuse,
+            "strftime_now": lambda form: datetime.now().strftime(form),
+        }
         self.name = name
         self._source = source
         self._tokens = tokens
@@ -287,11 +290,6 @@ def _to_json(
         sort_keys=sort_keys,
         allow_nan=False,
     )
-
-
-def _now(form: str) -> str:
-    """Return the local date and time in a form of strftime."""
-    return datetime.now().strftime(form)
 
 
 def _refuse(message: str) -> None:

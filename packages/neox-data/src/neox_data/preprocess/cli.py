@@ -4,9 +4,10 @@ from pathlib import Path
 
 import click
 from click.core import ParameterSource
+from cloup import OptionGroup, option
 
 from neox_data.amount_progress import report_progress
-from neox_data.command import DataCommand, log_interval_option, option, quiet_option
+from neox_data.command import Command, log_interval_option, more_files_argument, quiet_option
 from neox_data.preprocess.chat_template import load_chat_template
 from neox_data.preprocess.chat_tokens import EndOfAnswer, end_of_answer
 from neox_data.preprocess.inputs import ENDINGS, find_inputs
@@ -37,15 +38,13 @@ _USED_WITH: dict[str, tuple[str | None, ...]] = {
     "messages_key": ("chat",),
     "chat_template": ("chat",),
 }
-# Headings of options.
-_CORPUS, _MASK, _TOKENIZER = "Corpus", "Loss mask", "Tokenizer"
-_OUTPUT, _RUN = "Output", "Speed"
+_CORPUS, _MASK, _TOKENIZER = OptionGroup("Corpus"), OptionGroup("Loss mask"), OptionGroup("Tokenizer")
+_OUTPUT, _RUN = OptionGroup("Output"), OptionGroup("Speed")
 
 
 @click.command(
     "preprocess_data",
-    cls=DataCommand,
-    several=("--input", "--jsonl-keys", "--json-keys"),
+    cls=Command,
     examples=(
         "preprocess_data --input texts/*.jsonl --tokenizer-type HFTokenizer --vocab-file tokenizer.json "
         "--append-eod --output-prefix data/corpus",
@@ -57,51 +56,52 @@ _OUTPUT, _RUN = "Output", "Speed"
 @option(
     "--input",
     "inputs",
-    heading=_CORPUS,
+    group=_CORPUS,
     required=True,
     multiple=True,
-    metavar="FILE...",
+    metavar="FILE",
     help=f"Corpus files ({ENDINGS}) or folders: several names, a quoted pattern, or a comma-separated list.",
 )
+@more_files_argument
 @option(
     "--jsonl-keys",
     "--json-keys",
     "keys",
-    heading=_CORPUS,
+    group=_CORPUS,
     multiple=True,
     default=("text",),
-    metavar="KEY...",
-    help="Keys of the texts in each JSON line; each key becomes a dataset.",
+    metavar="KEY",
+    help="Key of the texts in each JSON line. May be repeated; each key becomes a dataset.",
 )
 @option(
     "--loss-mask",
-    heading=_MASK,
+    group=_MASK,
     type=click.Choice(["prompt-response", "chat"]),
     help="Write tokens and labels, so that the loss counts only responses to prompts (PREFIX_text_document, "
     "PREFIX_label_document), or only the assistant's messages (PREFIX_KEY_document, "
     "PREFIX_KEY_label_document).",
 )
-@option("--prompt-key", heading=_MASK, default="prompt", show_default=True, help="Key of prompts.")
-@option("--response-key", heading=_MASK, default="response", show_default=True, help="Key of responses.")
+@option("--prompt-key", group=_MASK, default="prompt", show_default=True, help="Key of prompts.")
+@option("--response-key", group=_MASK, default="response", show_default=True, help="Key of responses.")
 @option(
-    "--messages-key", heading=_MASK, default="messages", show_default=True, help="Key of lists of messages."
+    "--messages-key", group=_MASK, default="messages", show_default=True, help="Key of lists of messages."
 )
 @option(
     "--chat-template",
-    heading=_MASK,
+    group=_MASK,
     type=click.Path(path_type=Path, exists=True),
     help="Folder of a tokenizer with a chat template, or a file of Jinja.  [default: the folder of "
     "--vocab-file]",
 )
 @option(
     "--num-docs",
-    heading=_CORPUS,
+    group=_CORPUS,
     type=click.IntRange(1),
     help="Number of documents, for the progress bar.  [default: estimate progress by bytes]",
 )
 @option(
     "--tokenizer-type",
-    heading=_TOKENIZER,
+    group=_TOKENIZER,
     required=True,
     type=click.Choice([*TOKENIZERS, *GPT_NEOX_NAMES]),
     help="Tokenizer type; SPMTokenizer is GPT-NeoX's name of SentencePieceTokenizer.",
@@ -109,31 +109,31 @@ _OUTPUT, _RUN = "Output", "Speed"
 @option(
     "--vocab-file",
     "--vocab",
-    heading=_TOKENIZER,
+    group=_TOKENIZER,
     type=click.Path(path_type=Path),
     help="The tokenizer's vocabulary, or its only file, such as tokenizer.json.",
 )
 @option(
     "--merge-file",
-    heading=_TOKENIZER,
+    group=_TOKENIZER,
     type=click.Path(path_type=Path),
     help="Merges file of GPT2BPETokenizer.",
 )
 @option(
     "--append-eod",
-    heading=_TOKENIZER,
+    group=_TOKENIZER,
     is_flag=True,
     help="Append the end-of-document token to each document, unless the tokenizer appends it itself.",
 )
 @option(
     "--output-prefix",
-    heading=_OUTPUT,
+    group=_OUTPUT,
     required=True,
     help="Prefix of the output; datasets are named PREFIX_KEY_document.",
 )
 @option(
     "--dataset-impl",
-    heading=_OUTPUT,
+    group=_OUTPUT,
     type=click.Choice(["mmap"]),
     default="mmap",
     expose_value=False,
@@ -141,49 +141,48 @@ _OUTPUT, _RUN = "Output", "Speed"
 )
 @option(
     "--workers",
-    heading=_RUN,
+    group=_RUN,
     type=click.IntRange(1),
     help="Number of encoding threads; the output does not depend on it.  [default: all cores]",
 )
 @log_interval_option
-@option(
-    "--skip-bad-lines", heading=_CORPUS, is_flag=True, help="Skip and count documents that cannot be read."
-)
+@option("--skip-bad-lines", group=_CORPUS, is_flag=True, help="Skip and count documents that cannot be read.")
 @option(
     "--exact",
-    heading=_TOKENIZER,
+    group=_TOKENIZER,
     is_flag=True,
     help="Encode with the tokenizers library, never with gigatoken.",
 )
 @option(
     "--max-document-bytes",
-    heading=_CORPUS,
+    group=_CORPUS,
     type=click.IntRange(1),
     default=MAX_DOCUMENT_BYTES,
     help="Maximum document size; larger documents are skipped and counted.",
 )
 @option(
     "--split-long-documents",
-    heading=_CORPUS,
+    group=_CORPUS,
     is_flag=True,
     help="Split larger documents instead of skipping them, at line ends if possible.",
 )
-@option("--ftfy", heading=_CORPUS, is_flag=True, help="Repair wrongly decoded characters with ftfy.")
+@option("--ftfy", group=_CORPUS, is_flag=True, help="Repair wrongly decoded characters with ftfy.")
 @option(
     "--resume",
-    heading=_OUTPUT,
+    group=_OUTPUT,
     is_flag=True,
     help="Process the corpus in shards, and skip those finished by an earlier run with this flag.",
 )
 @option(
     "--shard",
-    heading=_CORPUS,
+    group=_CORPUS,
     metavar="I/N",
     help="Process only the I-th of N parts of the files, such as 2/8.",
 )
 @quiet_option
 def main(
     inputs: tuple[str, ...],
+    more: tuple[str, ...],
     keys: tuple[str, ...],
     loss_mask: str | None,
     prompt_key: str,
@@ -214,7 +213,7 @@ def main(
         )
     workers = prepare_threads(workers)
     passed_over = PassedOver()
-    paths, ending = take_shard(find_inputs(inputs, passed_over), shard)
+    paths, ending = take_shard(find_inputs(inputs + more, passed_over), shard)
     _refuse_unused(click.get_current_context(), loss_mask)
     template = chat_template or _folder_of(vocab_file)
     mask = _loss_mask(loss_mask, prompt_key, response_key, messages_key, template)

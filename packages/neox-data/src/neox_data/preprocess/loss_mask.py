@@ -63,12 +63,7 @@ class LossMask(ABC):
 
 
 class PromptMask(LossMask):
-    """Counts responses, and not the prompts before them.
-
-    Args:
-        prompt_key: key of the prompts.
-        response_key: key of the responses.
-    """
+    """Counts responses, and not the prompts before them."""
 
     key_options = "--prompt-key or --response-key"
     written_keys = ("text", "label")
@@ -91,10 +86,6 @@ class PromptMask(LossMask):
 
 class ChatMask(LossMask):
     """Counts an assistant's messages in conversations.
-
-    Args:
-        key: key of the lists of messages.
-        template: renders them.
 
     Attributes:
         template: the template.

@@ -8,11 +8,10 @@ keys.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from itertools import zip_longest
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
-
-import ftfy
 
 from neox_data.errors import CorpusError
 from neox_data.preprocess.archives import DAMAGES, TextStream, texts_in
@@ -261,18 +260,18 @@ class CorpusReader:
             yield from self._text(f"{self._name}, line {number}", line, offset)
 
     def _read_array(self, stream: BinaryIO, _: int | None) -> Iterator[Document]:
-        array = JsonArray(stream, None if self._split_long else self._max_document_bytes)
-        before = self._offset
-        for number, element in enumerate(array, 1):
-            self.num_too_long += element.num_bytes > self._max_document_bytes
-            if element.data is None:
-                continue
+        array, before = JsonArray(stream), self._offset
+        for number, (data, offset) in enumerate(array, 1):
+            if len(data) > self._max_document_bytes:
+                self.num_too_long += 1
+                if not self._split_long:
+                    continue
             try:
-                texts = texts_of_line(element.data, self._keys, self._text_from)
+                texts = texts_of_line(data, self._keys, self._text_from)
             except ValueError as error:
                 self._skip(f"{self._name}, element {number}", error)
                 continue
-            yield from self._documents_of(texts, element.num_bytes, before + element.offset)
+            yield from self._documents_of(texts, len(data), before + offset)
         self._offset = before + array.num_bytes
 
     def _read_whole(self, stream: BinaryIO, _: int | None) -> Iterator[Document]:
@@ -349,7 +348,9 @@ class CorpusReader:
                 yield from self._documents_of(texts, num_bytes, number)
 
     def _mended(self, document: Document) -> Document:
-        return document._replace(texts=tuple(ftfy.fix_text(text) for text in document.texts))
+        # Commands without --ftfy start a tenth faster without it.
+        fix_text: Callable[[str], str] = import_module("ftfy").fix_text
+        return document._replace(texts=tuple(map(fix_text, document.texts)))
 
     def _skip(self, place: str, error: ValueError) -> None:
         if not self._skip_bad_lines:

@@ -135,10 +135,6 @@ def build_sample_index(
     return SampleIndex(stream, starts, shuffle)
 
 
-def _count_tokens(documents: np.ndarray, sizes: np.ndarray) -> int:
-    return int(sizes[documents].sum(dtype=np.int64))
-
-
 def _sample_starts(stream: np.ndarray, sizes: np.ndarray, count: int, seq_length: int) -> np.ndarray:
     """Return document and offset of tokens 0, L, 2L ... of the concatenated documents."""
     lengths = sizes[stream]
@@ -154,4 +150,6 @@ def _sample_starts(stream: np.ndarray, sizes: np.ndarray, count: int, seq_length
     return starts
 
 
-NUMPY = IndexBuilder(np.random.RandomState, _count_tokens, _sample_starts)
+NUMPY = IndexBuilder(
+    np.random.RandomState, lambda documents, sizes: int(sizes[documents].sum(dtype=np.int64)), _sample_starts
+)

@@ -47,9 +47,6 @@ _HARD_TEXTS = (
 class FastEncoder:
     """Encodes texts with gigatoken, and compares its ids with the tokenizer that it replaces.
 
-    Args:
-        tokenizer: the tokenizer to replace.
-
     Raises:
         TokenizerError: gigatoken does not support this kind of tokenizer.
     """

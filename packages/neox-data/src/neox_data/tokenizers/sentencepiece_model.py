@@ -44,9 +44,6 @@ class Piece:
 class SentencePieceModel:
     """The content of a `.model`.
 
-    Args:
-        content: the bytes of the file.
-
     Raises:
         ValueError: they are not a SentencePiece model.
     """

@@ -47,12 +47,12 @@ _NOT_CHECKED = "not checked: files (neox-config check --files) and devices (neox
 
 
 class _ConfigGroup(Group):
+    error_prefix = ""
     command_class = ConfigurationCommand
 
 
 @click.group(
     cls=_ConfigGroup,
-    for_files="check",
     examples=("neox-config check small.yml --files", "neox-config explain rotary-pct"),
 )
 @click.version_option(package_name="neox-launcher")

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import click
+import cloup
 from click.shell_completion import CompletionItem
 
-from neox_config.command_line import PATH, Command, Group, Option
-from neox_config.errors import NeoXError
+from neox_config.command_line import PATH, Command, Group, option
 from neox_config.names import answer
 from neox_config.problems import did_you_mean
 from neox_config.read.reading import as_yaml, normal_name
@@ -45,6 +45,8 @@ _LAUNCHER: dict[str, dict[str, Any]] = {
 class ConfigurationCommand(Command):
     """A command on configuration files, which answers an unknown option with the setting that is meant."""
 
+    error_prefix = ""
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the words, and add advice to the error about an unknown option."""
         try:
@@ -55,14 +57,6 @@ class ConfigurationCommand(Command):
             if advice is None:
                 raise
             raise click.UsageError(f"No such option: {error.option_name}; {advice}", ctx=ctx) from error
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; an error of ours ends it with its message, without a traceback."""
-        try:
-            return super().invoke(ctx)
-        except NeoXError as error:
-            click.echo(str(error), err=True)
-            ctx.exit(error.exit_code)
 
 
 class LaunchCommand(ConfigurationCommand):
@@ -106,7 +100,7 @@ def refuse_words(words: Sequence[str], directory: str | None, commands: Iterable
             raise click.UsageError(f"{word} is not a configuration file; {remedy}")
 
 
-class _ParameterOption(Option):
+class _ParameterOption(cloup.Option):
     """An option that sets the parameter of its name."""
 
 
@@ -116,7 +110,7 @@ def parameter_option(*names: str, metavar: str, help: str = "", **settings: Any)
     field = field_named(name)
     doc = "" if field is None else (field.description or "").partition(".")[0]
     text = help or f"{doc}. Same as --set {name.replace('_', '-')}={metavar}."
-    return click.option(*names, cls=_ParameterOption, metavar=metavar, help=text, **settings)
+    return option(*names, cls=_ParameterOption, metavar=metavar, help=text, **settings)
 
 
 def parameter_options(command: Callable[..., None]) -> Callable[..., None]:

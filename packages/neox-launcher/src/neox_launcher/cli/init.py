@@ -7,15 +7,15 @@ import sys
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import click
 
 from neox_config import Text, load_config
 from neox_config.atomic import atomic_write
-from neox_config.command_line import INTERRUPTED, Command, GivenPath, option, quiet_option
+from neox_config.command_line import INTERRUPTED, Command, GivenPath, option
 from neox_config.counted import counted
-from neox_config.errors import LaunchError, NeoXError
+from neox_config.errors import LaunchError
 from neox_config.facts.corpora import ENDINGS, FEWEST_ENTRIES, MOST_ENTRIES
 from neox_config.problems import config_error
 from neox_launcher.cli.cluster import resolve_for
@@ -45,10 +45,6 @@ _AUTO = "auto"
 _SIZE = click.Choice([_AUTO, *SIZES], case_sensitive=False)
 _CONFIGURATION = "config.yml"
 _MOST_DEVICES = 1024
-
-
-class _InitCommand(Command):
-    reported: ClassVar[tuple[type[Exception], ...]] = (NeoXError, OSError)
 
 
 class _Time(click.types.StringParamType):
@@ -81,7 +77,7 @@ def _tokenizer_file(context: click.Context, parameter: click.Parameter, path: Pa
 
 @click.command(
     "init",
-    cls=_InitCommand,
+    cls=Command,
     examples=(
         "neox-launch init --data texts --output run --time 20m",
         "neox-launch init --data books.jsonl --model pythia-160m --devices 8 --device-memory 80GiB",
@@ -158,7 +154,7 @@ def _tokenizer_file(context: click.Context, parameter: click.Parameter, path: Pa
     show_default=True,
     help="Key of the text in each JSON line, or column of a table.",
 )
-@quiet_option
+@click.option("-q", "--quiet", is_flag=True, help="Show no progress; notes and errors are printed.")
 @click.pass_obj
 def init(
     common: tuple[Request, object],

@@ -31,7 +31,6 @@ _RESTORE = "restore the damaged files from a copy, if there is one"
 
 @click.group(
     cls=ModelCommands,
-    for_files="inspect",
     examples=("neox-checkpoint inspect checkpoints", "neox-checkpoint verify checkpoints --all"),
 )
 @click.version_option(package_name="neox-model")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from neox_config.atomic import atomic_write
+from neox_model.errors import ModelError
 from neox_model.optional import require
 from neox_model.report.markup import printable
 from neox_model.report.reading import Run
@@ -31,14 +32,14 @@ def draw_loss_curve(run: Run, picture: Path) -> Path:
     Raises:
         MissingPackageError: matplotlib is not installed.
         OSError: the plot cannot be written.
-        ValueError: the run has no loss.
+        ModelError: the run has no loss.
     """
     columns = {name: run.columns[name] for name in _CURVES if name in run.columns}
     curves = {
         name: list(zip(column.iterations, column.values, strict=True)) for name, column in columns.items()
     }
     if not curves:
-        raise ValueError(f"{run.record} contains no loss; wait until the training has logged some iterations")
+        raise ModelError(f"{run.record} contains no loss; wait until the training has logged some iterations")
     require("matplotlib", because="neox-report", install="matplotlib")
     from matplotlib.figure import Figure
 

@@ -2,13 +2,12 @@
 
 import shlex
 from pathlib import Path
-from typing import ClassVar
 
 import click
 
 from neox_config.atomic import atomic_write
 from neox_config.command_line import Command, NamedPath
-from neox_model.optional import MissingPackageError
+from neox_model.errors import ModelError
 from neox_model.report.chart import draw_loss_curve
 from neox_model.report.page import render_page
 from neox_model.report.reading import RecordError, earlier_records, read_runs
@@ -16,12 +15,8 @@ from neox_model.report.reading import RecordError, earlier_records, read_runs
 __all__ = ["main"]
 
 
-class _Report(Command):
-    reported: ClassVar[tuple[type[Exception], ...]] = (OSError, MissingPackageError, ValueError)
-
-
 @click.command(
-    cls=_Report,
+    cls=Command,
     examples=("neox-report runs/2026-11-23", "neox-report runs/first runs/second --output comparison.html"),
 )
 @click.version_option(package_name="neox-model")
@@ -58,8 +53,6 @@ def main(runs: tuple[Path, ...], output: Path | None, png: Path | None) -> None:
     try:
         found = read_runs(runs)
         text = render_page(found)
-    except RecordError:
-        raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # Every value of a record is used somewhere; none is checked before.
         named = ", ".join(map(str, runs))
@@ -78,7 +71,7 @@ def main(runs: tuple[Path, ...], output: Path | None, png: Path | None) -> None:
         try:
             if picture is not None:
                 written.append(draw_loss_curve(found[0], picture))
-        except (MissingPackageError, OSError, ValueError) as error:
+        except (ModelError, OSError) as error:
             if png is not None:
                 raise
             failure = error

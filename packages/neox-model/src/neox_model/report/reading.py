@@ -11,6 +11,7 @@ from typing import Any
 from neox_config.counted import counted
 from neox_config.facts.checkpoints import MANIFEST, complete_checkpoints, iteration_of
 from neox_config.facts.records import FAILURES, RECORD
+from neox_model.errors import ModelError
 from neox_model.metrics.writers.jsonl import FORMAT, read_records, superseded_from
 
 __all__ = [
@@ -39,7 +40,7 @@ _WANTED: Mapping[str, tuple[tuple[str, ...], str]] = {
 }
 
 
-class RecordError(ValueError):
+class RecordError(ModelError):
     """There is no record, because the run failed before its first iteration, or it is of another version."""
 
     exit_code = 2
