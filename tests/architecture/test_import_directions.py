@@ -185,9 +185,6 @@ USES_EXTRAS = (
     *("neox_config.spec.course", "neox_config.spec.read_run", "neox_config.spec.resolve"),
     *("neox_config.spec.run", "neox_config.spec.update"),
     *("neox_config.estimate.setup", "neox_config.estimate.step", "neox_launcher.plan.preflight"),
-    *("neox_model.train.build_hooks", "neox_model.train.build_step", "neox_model.train.compression"),
-    *("neox_model.train.evaluate", "neox_model.train.hooks.upkeep", "neox_model.train.run"),
-    "neox_model.train.teacher",
 )
 # What a worker of neox_model may import of the launcher: its own side of it, and the checks before a start,
 # which a worker that was started by hand runs itself.

@@ -57,7 +57,7 @@ def trained(
     Returns:
         Losses, the engine, the groups, and the figures that are logged.
     """
-    from neox_model.train.compression import CompressionCallback
+    from neox_model.extras.compression.training import CompressionCallback
     from neox_model.train.state import StepReport, TrainState
     from support import layouts
     from support.runs import a_run, train
@@ -193,7 +193,7 @@ def difference_of_copy(settings: dict[str, Any], ranks: int) -> float:
     from neox_model.assembly.choices import DTYPES
     from neox_model.assembly.model import build_stage
     from neox_model.extras.compression.matrices import compressed_matrices
-    from neox_model.train.compression import copy_compression
+    from neox_model.extras.compression.training import copy_compression
     from neox_model.train.copied_model import copy_weights
     from support.layouts import VOCAB, whole_weight
 

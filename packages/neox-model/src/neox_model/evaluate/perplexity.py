@@ -29,7 +29,7 @@ from neox_model.train.data.datasets import check_tokenizers
 from neox_model.train.data.objective import check_special_tokens, samples_of_objective
 from neox_model.train.data.position import Position
 from neox_model.train.data.streams import build_datasets, open_streams
-from neox_model.train.evaluate import PARTS, Evaluator, character_count, retrieval_model
+from neox_model.train.evaluate import PARTS, Evaluator, character_count, retrieval_loss
 from neox_model.train.step import as_micro_batches
 
 __all__ = ["evaluate_parts"]
@@ -101,7 +101,7 @@ def evaluate_parts(groups: Groups, resolved: Resolved, load: str) -> str:
         accumulation=resolved.run.batch.accumulation,
         samples_per_iteration=resolved.run.batch.whole,
         characters=character_count(config.generation, tokenizer, groups),
-        retrieval=retrieval_model(model),
+        retrieval=retrieval_loss(model),
     )
     when = "" if state is None else f", after iteration {state['iteration']:,}"
     firsts = {"valid": position.validation_samples, "test": 0}

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from torch import Tensor, nn
 
@@ -13,15 +14,14 @@ from neox_config.schema.sections.generation import GenerationSection
 from neox_data.tokenizers import Tokenizer
 from neox_model.checkpoint.outcome import gather
 from neox_model.engine.contract import IsStopping, never
-from neox_model.extras.retrieval.towers import TowerModel
 from neox_model.metrics.progress_lines import ProgressLines
 from neox_model.parallel.collectives import all_reduce
-from neox_model.parallel.groups import Groups
+from neox_model.parallel.groups import Group, Groups
 from neox_model.scoring.endings import STOPPED, StoppedError
 from neox_model.train.data.batch import Batch
 from neox_model.train.data.streams import Stream
 
-__all__ = ["PARTS", "Evaluation", "Evaluator", "character_count", "retrieval_model"]
+__all__ = ["PARTS", "Evaluation", "Evaluator", "character_count", "retrieval_loss"]
 
 logger = logging.getLogger(__name__)
 
@@ -98,9 +98,18 @@ def character_count(
     return tokens_per_character
 
 
-def retrieval_model(model: nn.Module) -> TowerModel | None:
-    """Return a model whose loss counts accuracies of retrieval; None if none are reported."""
-    return model if isinstance(model, TowerModel) and model.loss_fn.best else None
+class RetrievalLoss(Protocol):
+    """A loss that counts the queries whose block is among the best `k`, for each `k` of `best`."""
+
+    best: Sequence[int]
+    hits: list[Tensor]
+    group: Group
+
+
+def retrieval_loss(model: nn.Module) -> RetrievalLoss | None:
+    """Return the loss of a model that counts accuracies of retrieval; None if none are reported."""
+    loss = getattr(model, "loss_fn", None)
+    return loss if getattr(loss, "best", ()) else None
 
 
 class Evaluator:
@@ -114,7 +123,7 @@ class Evaluator:
         accumulation: micro-batches per iteration.
         samples_per_iteration: over all data-parallel ranks.
         characters: computes the tokens per character of all sequences; None: they are not counted.
-        retrieval: its loss counts the queries whose block is among the best blocks of its micro-batch; None:
+        retrieval: the loss that counts the queries whose block is among the best of its micro-batch; None:
             they are not counted.
 
     Attributes:
@@ -131,7 +140,7 @@ class Evaluator:
         accumulation: int,
         samples_per_iteration: int,
         characters: Callable[[Sequence[Sequence[int]]], float] | None = None,
-        retrieval: TowerModel | None = None,
+        retrieval: RetrievalLoss | None = None,
     ) -> None:
         self._characters = characters
         self._retrieval = retrieval
@@ -160,7 +169,7 @@ class Evaluator:
 
         sequences: list[list[int]] = []
         if self._retrieval is not None:
-            self._retrieval.loss_fn.hits.clear()
+            self._retrieval.hits.clear()
         name, count = PARTS.get(part, part), self._micro_batches
         with closing(self._open_stream[part](first)) as stream:
             # The first micro-batch may take minutes: nothing else is logged until it is done.
@@ -176,9 +185,8 @@ class Evaluator:
         return self.results[part]
 
 
-def _accuracies(model: TowerModel) -> dict[int, float]:
+def _accuracies(loss: RetrievalLoss) -> dict[int, float]:
     """Return the share of the counted queries that were found, for each k. Collective over the data group."""
-    loss = model.loss_fn
     *hits, queries = all_reduce(sum(loss.hits[1:], loss.hits[0]), loss.group).tolist()
     return {k: hit / queries for k, hit in zip(loss.best, hits, strict=True)}
 

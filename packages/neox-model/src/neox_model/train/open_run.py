@@ -1,9 +1,11 @@
 """Set up a run from its resolved configuration, part by part in order, and train."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
+from importlib import import_module
+from typing import Any
 
 from neox_config import Resolved
 from neox_config.derive.adapters import base_of_adapters
@@ -20,8 +22,6 @@ from neox_model.assembly.zero_sharding import gathered_parameter
 from neox_model.checkpoint.base import load_base
 from neox_model.checkpoint.storage import Storage, find_storage
 from neox_model.engine.build import build_engine, prepare_engine
-from neox_model.extras.retrieval.load_towers import load_towers
-from neox_model.extras.retrieval.towers import BLOCK, QUERY
 from neox_model.metrics.bus import Metrics
 from neox_model.metrics.events import Events
 from neox_model.optim.lr_schedule import LearningRateSchedule
@@ -40,7 +40,7 @@ from neox_model.train.data.objective import check_special_tokens, samples_of_obj
 from neox_model.train.data.position import Position
 from neox_model.train.data.streams import build_datasets, choose_weighting, open_streams
 from neox_model.train.determinism import use_deterministic_algorithms
-from neox_model.train.evaluate import Evaluator, character_count, retrieval_model
+from neox_model.train.evaluate import Evaluator, character_count, retrieval_loss
 from neox_model.train.export import check_export, export
 from neox_model.train.loading import add_left_out, folder_to_load, load_into, position_in
 from neox_model.train.loop import Loop
@@ -49,7 +49,6 @@ from neox_model.train.run import NO_EXTENSIONS, Extensions, Run
 from neox_model.train.saving import build_uploads, check_saves, claim_folder
 from neox_model.train.state import TrainState
 from neox_model.train.step import EngineStep
-from neox_model.train.teacher import add_distillation, start_from_teacher
 from neox_model.train.writers import check_services, open_writers
 
 __all__ = ["open_run", "train_in"]
@@ -58,6 +57,29 @@ logger = logging.getLogger(__name__)
 
 # What the estimate, the search for sources and the drivers of devices raise.
 _NOT_DESCRIBED = (ArithmeticError, AssertionError, LookupError, NeoXError, OSError, RuntimeError, ValueError)
+
+# Functions of extras, by name, and whether a configuration requests them. They fill the model before a
+# checkpoint is loaded, or change it when the engine has its weights.
+_Extras = tuple[tuple[str, str, Callable[[Resolved], object]], ...]
+_FIRST_WEIGHTS: _Extras = (
+    (
+        "neox_model.extras.distillation.teacher",
+        "start_from_teacher",
+        lambda resolved: _reduction(resolved).enabled,
+    ),
+    (
+        "neox_model.extras.retrieval.load_towers",
+        "load_towers",
+        lambda resolved: resolved.data.objective == "ict",
+    ),
+)
+_AFTER_ENGINE: _Extras = (
+    (
+        "neox_model.extras.distillation.teacher",
+        "add_distillation",
+        lambda resolved: _reduction(resolved).enabled,
+    ),
+)
 
 
 def train_in(groups: Groups, resolved: Resolved) -> str | None:
@@ -128,6 +150,17 @@ def open_run(
         yield run, Loop(run, batches)
 
 
+def _reduction(resolved: Resolved) -> Any:
+    return resolved.config.compression.compression_training.layer_reduction
+
+
+def _requested(resolved: Resolved, extras: _Extras) -> Iterator[Callable[..., None]]:
+    """Import the functions of extras that a configuration requests."""
+    for module, name, is_requested in extras:
+        if is_requested(resolved):
+            yield getattr(import_module(module), name)
+
+
 def _build(
     groups: Groups, resolved: Resolved, storage: Storage, progress: Progress, extensions: Extensions
 ) -> tuple[Run, Position]:
@@ -167,33 +200,18 @@ def _build(
     model = build_model(resolved.model, resolved.run, groups, vocab_size=tokenizer.vocab_size)
     backends = attention_backends(resolved.model, resolved.run, computing_device())
     log_backends(backends)
+    writable = partial(gathered_parameter, groups=groups)
     recorded = recorded_values(resolved, fingerprint=tokenizer.fingerprint, vocab_size=tokenizer.vocab_size)
-    start_from_teacher(
-        config.compression.compression_training.layer_reduction,
-        resolved.model.kinds,
-        model,
-        load=load,
-        groups=groups,
-        recorded=recorded,
-        writable=partial(gathered_parameter, groups=groups),
-    )
+    for fill in _requested(resolved, _FIRST_WEIGHTS):
+        fill(resolved, model, load=load, groups=groups, recorded=recorded, writable=writable)
     extensions.fill(model, groups)
-    load_towers(
-        config.objective.bert_load if resolved.data.objective == "ict" else None,
-        model,
-        tower_names=(QUERY, BLOCK),
-        load=load,
-        groups=groups,
-        config=recorded,
-        writable=partial(gathered_parameter, groups=groups),
-    )
     base = load_base(
         base_of_adapters(config),
         model,
         adapters=load,
         groups=groups,
         config=recorded,
-        writable=partial(gathered_parameter, groups=groups),
+        writable=writable,
         cache=config.checkpoint.store_cache,
     )
     optimizer = build_optimizer(
@@ -203,7 +221,8 @@ def _build(
     assert curve is not None, "the number of iterations is known where the data is read"
     schedule = LearningRateSchedule(optimizer, curve)
     engine = build_engine(resolved.run, resolved.update, model, optimizer, schedule, groups=groups)
-    add_distillation(resolved, model, groups=groups, recorded=recorded, vocab_size=tokenizer.vocab_size)
+    for change in _requested(resolved, _AFTER_ENGINE):
+        change(resolved, model, groups=groups, recorded=recorded, vocab_size=tokenizer.vocab_size)
     progress.describe(phase="compiling the layers")
     compile_layers(
         model, resolved.run, groups, width=resolved.model.width, iterations=config.training.iterations
@@ -231,7 +250,7 @@ def _build(
         accumulation=batch.accumulation,
         samples_per_iteration=batch.whole,
         characters=character_count(config.generation, tokenizer, groups),
-        retrieval=retrieval_model(engine.model),
+        retrieval=retrieval_loss(engine.model),
     )
     run = Run(
         resolved=resolved,
@@ -270,8 +289,7 @@ def _recorded_attempt(run: Run, source: str | None) -> Iterator[None]:
     """Record the start of this attempt and, after the block, its end and the reason."""
     events, state, config = run.events, run.state, run.config
     if events.are_recorded:
-        reduction = config.compression.compression_training.layer_reduction
-        first = first_weights(run.resolved.data, reduction) or source
+        first = first_weights(run.resolved.data, _reduction(run.resolved)) or source
         try:
             about = about_run(run, weights=config.checkpoint.load if run.resumes else first)
         except _NOT_DESCRIBED:

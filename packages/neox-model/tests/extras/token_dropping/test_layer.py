@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from neox_model.assembly.model import build_model
+from neox_model.extras.token_dropping.callback import DropTokens
 from neox_model.extras.token_dropping.layer import (
     KeptTokens,
     choose_tokens,
@@ -16,7 +17,6 @@ from neox_model.extras.token_dropping.layer import (
 from neox_model.parallel.groups import SINGLE_PROCESS, Groups
 from neox_model.parallel.random import seed_streams
 from neox_model.parallel.topology import create_groups
-from neox_model.train.callbacks.upkeep import DropTokens
 from neox_model.train.run import Callback
 from support.distributed import run_ranks
 from support.runs import count

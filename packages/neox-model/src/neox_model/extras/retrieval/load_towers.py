@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from neox_config import Resolved
 from neox_config.spec.refusals import other_model
 from neox_model.checkpoint.comparison import changes_since, log_unknown_changes, refuse
 from neox_model.checkpoint.contents import Manifest
@@ -16,6 +17,7 @@ from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.outcome import shared_outcome
 from neox_model.checkpoint.shards import ShardReader
 from neox_model.checkpoint.whole_weights import check_wanted, fill_wanted, is_continued, wanted_weight
+from neox_model.extras.retrieval.towers import BLOCK, QUERY
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import Writable, named_logical_parameters
 
@@ -29,13 +31,12 @@ _HEAD = "retrieval_head."
 
 
 def load_towers(
-    directory: str | None,
+    resolved: Resolved,
     model: nn.Module,
     *,
-    tower_names: tuple[str, ...],
     load: Path | None,
     groups: Groups,
-    config: Mapping[str, Any],
+    recorded: Mapping[str, Any],
     writable: Writable,
 ) -> None:
     """Fill the towers with the weights of the latest checkpoint of a masked model, all but their heads.
@@ -43,23 +44,22 @@ def load_towers(
     Collective over all ranks.
 
     Args:
-        directory: folder of its checkpoints; None: nothing is done.
+        resolved: the configuration; without `bert_load` nothing is done.
         model: the retrieval model.
-        tower_names: prefixes of the logical names of towers; without one, the names are those of an encoder.
         load: folder of the checkpoints to continue from; if it contains one, nothing is done.
         groups: this rank's process groups.
-        config: values that this run would record in a checkpoint, compared with the masked model's.
+        recorded: values that this run would record in a checkpoint, compared with the masked model's.
         writable: context manager that returns the tensor to fill for a parameter; None: other ranks fill it.
 
     Raises:
         CheckpointError: there is none, it is damaged, or it is not a masked model of this size; the same on
             all ranks.
     """
+    directory = resolved.config.objective.bert_load
     if directory is None or is_continued(load, groups):
         return
     every = [
-        wanted_weight(_without_tower(name, tower_names), parameter)
-        for name, parameter in named_logical_parameters(model)
+        wanted_weight(_without_tower(name), parameter) for name, parameter in named_logical_parameters(model)
     ]
     wanted = [weight for weight in every if not weight.name.startswith(_HEAD)]
     with shared_outcome(groups.control, f"loading bert-load: {directory}", keeps_bugs=True):
@@ -73,7 +73,7 @@ def load_towers(
             raise CheckpointError(
                 f"bert-load: {folder} is not a masked model; train one with objective: masked"
             )
-        changes = changes_since(manifest, config)
+        changes = changes_since(manifest, recorded)
         others = tuple(change for change in changes.model if change.label not in _OF_RETRIEVAL)
         refuse(other_model(replace(changes, model=others), remedy="set its values, or another bert-load"))
         reader = ShardReader(folder, manifest)
@@ -89,6 +89,6 @@ def load_towers(
     logger.info("the towers start with the weights of %s", folder)
 
 
-def _without_tower(name: str, tower_names: tuple[str, ...]) -> str:
+def _without_tower(name: str) -> str:
     first, _, rest = name.partition(".")
-    return rest if first in tower_names else name
+    return rest if first in (QUERY, BLOCK) else name

@@ -18,7 +18,7 @@ from neox_model.train.callbacks.steps import EmptyMicroBatches, LeftOutBatches, 
 from neox_model.train.callbacks.stop import AutoresumeCallback, StopCallback
 from neox_model.train.callbacks.stragglers import StragglersCallback
 from neox_model.train.callbacks.tensors import GradientNoise, GradientNorms, TensorNorms, ZeroGradients
-from neox_model.train.callbacks.upkeep import DropTokens, GarbageCollection, LocalSteps
+from neox_model.train.callbacks.upkeep import GarbageCollection, LocalSteps
 from neox_model.train.run import Callback, Extensions, Run
 
 __all__ = ["add_callbacks"]
@@ -37,7 +37,7 @@ _CALLBACKS: tuple[Build, ...] = (
     # Around the step: a later one is outside of the earlier ones.
     EmptyMicroBatches.from_run,
     _extra(
-        "neox_model.train.eigenvalues",
+        "neox_model.extras.eigenvalues.measure",
         "EigenvaluesCallback",
         lambda run: run.config.engine.eigenvalue.enabled,
     ),
@@ -47,7 +47,7 @@ _CALLBACKS: tuple[Build, ...] = (
     LeftOutBatches.from_run,
     # Before all that use the model after an iteration, or save it.
     _extra(
-        "neox_model.train.compression",
+        "neox_model.extras.compression.training",
         "CompressionCallback",
         lambda run: bool(run.resolved.run.compressible),
     ),
@@ -69,7 +69,11 @@ _CALLBACKS: tuple[Build, ...] = (
     CheckpointCallback.from_run,
     EvaluateCallback.from_run,
     LocalSteps.from_run,
-    DropTokens.from_run,
+    _extra(
+        "neox_model.extras.token_dropping.callback",
+        "DropTokens",
+        lambda run: run.config.data_efficiency.data_efficiency.enabled,
+    ),
     GarbageCollection.from_run,
     UploadCallback.from_run,
 )

@@ -30,13 +30,13 @@ from neox_model.extras.compression.pruning import (
     largest,
     threshold_of,
 )
+from neox_model.extras.eigenvalues.measure import EigenvaluesCallback
 from neox_model.parallel.collectives import all_reduce
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.held import Held
 from neox_model.parallel.logical import LogicalState, begin_iteration, model_states, named_logical_parameters
 from neox_model.parallel.partitioned import is_sharded
 from neox_model.train.callbacks.measurement import Measurement
-from neox_model.train.eigenvalues import EigenvaluesCallback
 from neox_model.train.run import Run
 from neox_model.train.state import StepReport
 

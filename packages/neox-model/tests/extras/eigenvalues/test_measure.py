@@ -11,9 +11,9 @@ from torch.func import functional_call
 
 from neox_config.schema.sections.engine import Eigenvalue
 from neox_model.assembly.model import build_model
+from neox_model.extras.eigenvalues.measure import Eigenvalues, EigenvaluesCallback, largest_eigenvalue
 from neox_model.parallel.groups import SINGLE_PROCESS, SINGLE_RANK
 from neox_model.train.data.batch import Batch, as_batch, weighted_by_micro_batch
-from neox_model.train.eigenvalues import Eigenvalues, EigenvaluesCallback, largest_eigenvalue
 from neox_model.train.state import StepReport, TrainState
 from support.distributed import run_ranks
 from support.runs import CountingStep, Record, a_run, train

@@ -1,0 +1,1 @@
+"""The largest eigenvalues of the Hessian of the loss, by layer."""
