@@ -17,14 +17,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from neox_config import Resolved
 from neox_config.counted import counted
 from neox_config.estimate import flops_per_token
 from neox_config.estimate.resolved import estimate_resolved
 from neox_config.extras.compression.fields import LayerReduction
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
+from neox_config.spec.model import ModelSpec
 from neox_config.spec.resolve import derived_values
 from neox_config.spec.resume import flat_values
+from neox_config.spec.run import RunSpec
 from neox_config.spec.update import DataSpec
 from neox_launcher.worker.reporting import RESTART_VARIABLE
 from neox_model.checkpoint.outcome import gather
@@ -154,7 +155,7 @@ def describe_size(parameters: Sequence[tuple[Sequence[int], bool]]) -> str:
     return f"{count:,} parameters{trained}"
 
 
-def model_throughput(resolved: Resolved, model: nn.Module, groups: Groups) -> Throughput:
+def model_throughput(spec: ModelSpec, run: RunSpec, model: nn.Module, groups: Groups) -> Throughput:
     """Count the parameters over all stages, and return what computes rates. Collective over all ranks."""
     held = {
         name: (parameter.logical.shape, parameter.requires_grad)  # type: ignore[attr-defined]
@@ -162,15 +163,14 @@ def model_throughput(resolved: Resolved, model: nn.Module, groups: Groups) -> Th
     }
     stages = gather(groups.control, held) if groups.pipe.size > 1 else [held]
     held = {name: parameter for stage in stages for name, parameter in stage.items()}
-    layers = counted(resolved.config.model.num_layers, "layer")
+    layers = counted(len(spec.layers), "layer")
     logger.info("the model has %s in %s", describe_size(list(held.values())), layers)
     # Towers have a prefix, and vocabularies of one size.
     entries = next(shape[0] for name, (shape, _) in held.items() if name.endswith(TOKEN_EMBEDDING))
-    length = resolved.run.batch.length
-    flops = partial(flops_per_token, resolved.model, entries=entries, length=length)
+    flops = partial(flops_per_token, spec, entries=entries, length=run.batch.length)
     return Throughput(
         flops_per_token=flops(),
         causal_flops_per_token=flops(convention="causal"),
         num_devices=groups.world.size,
-        peak_tflops=peak_tflops(device_name(), resolved.run.precision.weights)[0],
+        peak_tflops=peak_tflops(device_name(), run.precision.weights)[0],
     )

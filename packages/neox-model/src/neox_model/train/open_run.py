@@ -1,11 +1,10 @@
 """Set up a run from its resolved configuration, part by part in order, and train."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
-from importlib import import_module
-from typing import Any
+from pkgutil import resolve_name
 
 from neox_config import Resolved
 from neox_config.derive.adapters import base_of_adapters
@@ -58,28 +57,7 @@ logger = logging.getLogger(__name__)
 # What the estimate, the search for sources and the drivers of devices raise.
 _NOT_DESCRIBED = (ArithmeticError, AssertionError, LookupError, NeoXError, OSError, RuntimeError, ValueError)
 
-# Functions of extras, by name, and whether a configuration requests them. They fill the model before a
-# checkpoint is loaded, or change it when the engine has its weights.
-_Extras = tuple[tuple[str, str, Callable[[Resolved], object]], ...]
-_FIRST_WEIGHTS: _Extras = (
-    (
-        "neox_model.extras.distillation.teacher",
-        "start_from_teacher",
-        lambda resolved: _reduction(resolved).enabled,
-    ),
-    (
-        "neox_model.extras.retrieval.load_towers",
-        "load_towers",
-        lambda resolved: resolved.data.objective == "ict",
-    ),
-)
-_AFTER_ENGINE: _Extras = (
-    (
-        "neox_model.extras.distillation.teacher",
-        "add_distillation",
-        lambda resolved: _reduction(resolved).enabled,
-    ),
-)
+_TEACHER = "neox_model.extras.distillation.teacher"
 
 
 def train_in(groups: Groups, resolved: Resolved) -> str | None:
@@ -150,17 +128,6 @@ def open_run(
         yield run, Loop(run, batches)
 
 
-def _reduction(resolved: Resolved) -> Any:
-    return resolved.config.compression.compression_training.layer_reduction
-
-
-def _requested(resolved: Resolved, extras: _Extras) -> Iterator[Callable[..., None]]:
-    """Import the functions of extras that a configuration requests."""
-    for module, name, is_requested in extras:
-        if is_requested(resolved):
-            yield getattr(import_module(module), name)
-
-
 def _build(
     groups: Groups, resolved: Resolved, storage: Storage, progress: Progress, extensions: Extensions
 ) -> tuple[Run, Position]:
@@ -202,9 +169,14 @@ def _build(
     log_backends(backends)
     writable = partial(gathered_parameter, groups=groups)
     recorded = recorded_values(resolved, fingerprint=tokenizer.fingerprint, vocab_size=tokenizer.vocab_size)
-    for fill in _requested(resolved, _FIRST_WEIGHTS):
-        fill(resolved, model, load=load, groups=groups, recorded=recorded, writable=writable)
+    filling = {"load": load, "groups": groups, "recorded": recorded, "writable": writable}
+    reduction = config.compression.compression_training.layer_reduction
+    if reduction.enabled:
+        resolve_name(f"{_TEACHER}:start_from_teacher")(reduction, resolved.model.kinds, model, **filling)
     extensions.fill(model, groups)
+    if resolved.data.objective == "ict":
+        load_towers = resolve_name("neox_model.extras.retrieval.load_towers:load_towers")
+        load_towers(config.objective.bert_load, model, **filling)
     base = load_base(
         base_of_adapters(config),
         model,
@@ -221,8 +193,9 @@ def _build(
     assert curve is not None, "the number of iterations is known where the data is read"
     schedule = LearningRateSchedule(optimizer, curve)
     engine = build_engine(resolved.run, resolved.update, model, optimizer, schedule, groups=groups)
-    for change in _requested(resolved, _AFTER_ENGINE):
-        change(resolved, model, groups=groups, recorded=recorded, vocab_size=tokenizer.vocab_size)
+    if reduction.enabled:
+        add_distillation = resolve_name(f"{_TEACHER}:add_distillation")
+        add_distillation(resolved, model, groups=groups, recorded=recorded, vocab_size=tokenizer.vocab_size)
     progress.describe(phase="compiling the layers")
     compile_layers(
         model, resolved.run, groups, width=resolved.model.width, iterations=config.training.iterations
@@ -273,7 +246,7 @@ def _build(
         evaluator=evaluator,
         metrics=Metrics(),
         progress=progress,
-        throughput=model_throughput(resolved, engine.model, groups),
+        throughput=model_throughput(resolved.model, resolved.run, engine.model, groups),
         load=load,
         uploads=uploads,
         base=base,
@@ -289,7 +262,8 @@ def _recorded_attempt(run: Run, source: str | None) -> Iterator[None]:
     """Record the start of this attempt and, after the block, its end and the reason."""
     events, state, config = run.events, run.state, run.config
     if events.are_recorded:
-        first = first_weights(run.resolved.data, _reduction(run.resolved)) or source
+        reduction = config.compression.compression_training.layer_reduction
+        first = first_weights(run.resolved.data, reduction) or source
         try:
             about = about_run(run, weights=config.checkpoint.load if run.resumes else first)
         except _NOT_DESCRIBED:

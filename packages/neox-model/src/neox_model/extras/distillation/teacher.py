@@ -70,7 +70,8 @@ def teacher_names(names: Iterable[str], section: LayerReduction) -> dict[str, st
 
 
 def start_from_teacher(
-    resolved: Resolved,
+    section: LayerReduction,
+    kinds: Sequence[str],
     model: nn.Module,
     *,
     load: Path | None,
@@ -81,7 +82,8 @@ def start_from_teacher(
     """Copy layers and modules of the teacher, unless a checkpoint of the student will be loaded. Collective.
 
     Args:
-        resolved: the student's configuration.
+        section: what is copied, and from where.
+        kinds: attention type of each layer of the student.
         model: this rank's part of the student, initialized.
         load: folder of the checkpoints to continue from.
         groups: this rank's process groups.
@@ -92,7 +94,6 @@ def start_from_teacher(
         CheckpointError: the teacher is missing or damaged, does not have what the student copies, or
             computes something else with it.
     """
-    section = resolved.config.compression.compression_training.layer_reduction
     copies = section.module_name_prefix or section.other_module_name
     if not (section.enabled and copies) or is_continued(load, groups):
         return
@@ -105,7 +106,7 @@ def start_from_teacher(
     every = {name: each for found in gather(groups.control, sources) for name, each in found.items()}
     wanted = [wanted_weight(sources[name], parameter) for name, parameter in named.items() if name in sources]
     with shared_outcome(groups.control, f"reading the teacher {folder}", keeps_bugs=True):
-        _check(section, resolved.model.kinds, checkpoint, wanted, every, changes)
+        _check(section, kinds, checkpoint, wanted, every, changes)
         reader = ShardReader(folder, checkpoint.manifest)
         check_wanted(wanted, reader)
     fill_wanted(wanted, reader, writable=writable)

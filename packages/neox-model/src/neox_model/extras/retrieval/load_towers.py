@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import nn
 
-from neox_config import Resolved
 from neox_config.spec.refusals import other_model
 from neox_model.checkpoint.comparison import changes_since, log_unknown_changes, refuse
 from neox_model.checkpoint.contents import Manifest
@@ -31,7 +30,7 @@ _HEAD = "retrieval_head."
 
 
 def load_towers(
-    resolved: Resolved,
+    directory: str | None,
     model: nn.Module,
     *,
     load: Path | None,
@@ -44,7 +43,7 @@ def load_towers(
     Collective over all ranks.
 
     Args:
-        resolved: the configuration; without `bert_load` nothing is done.
+        directory: folder of its checkpoints; None: nothing is done.
         model: the retrieval model.
         load: folder of the checkpoints to continue from; if it contains one, nothing is done.
         groups: this rank's process groups.
@@ -55,7 +54,6 @@ def load_towers(
         CheckpointError: there is none, it is damaged, or it is not a masked model of this size; the same on
             all ranks.
     """
-    directory = resolved.config.objective.bert_load
     if directory is None or is_continued(load, groups):
         return
     every = [

@@ -1,7 +1,7 @@
 """The callbacks of a run, in their order."""
 
 from collections.abc import Callable
-from importlib import import_module
+from pkgutil import resolve_name
 
 from neox_model.train.callbacks.checkpoint import CheckpointCallback, UploadCallback
 from neox_model.train.callbacks.copies import CopiesCallback
@@ -26,9 +26,9 @@ __all__ = ["add_callbacks"]
 Build = Callable[[Run], Callback | None]
 
 
-def _extra(module: str, name: str, is_requested: Callable[[Run], bool]) -> Build:
+def _extra(name: str, is_requested: Callable[[Run], bool]) -> Build:
     """Return what builds a callback of an extra, whose module is imported if a run requests it."""
-    return lambda run: getattr(import_module(module), name).from_run(run) if is_requested(run) else None
+    return lambda run: resolve_name(name).from_run(run) if is_requested(run) else None
 
 
 _CALLBACKS: tuple[Build, ...] = (
@@ -37,8 +37,7 @@ _CALLBACKS: tuple[Build, ...] = (
     # Around the step: a later one is outside of the earlier ones.
     EmptyMicroBatches.from_run,
     _extra(
-        "neox_model.extras.eigenvalues.measure",
-        "EigenvaluesCallback",
+        "neox_model.extras.eigenvalues.measure:EigenvaluesCallback",
         lambda run: run.config.engine.eigenvalue.enabled,
     ),
     VaryingLengths.from_run,
@@ -47,8 +46,7 @@ _CALLBACKS: tuple[Build, ...] = (
     LeftOutBatches.from_run,
     # Before all that use the model after an iteration, or save it.
     _extra(
-        "neox_model.extras.compression.training",
-        "CompressionCallback",
+        "neox_model.extras.compression.training:CompressionCallback",
         lambda run: bool(run.resolved.run.compressible),
     ),
     AutoresumeCallback.from_run,
@@ -70,8 +68,7 @@ _CALLBACKS: tuple[Build, ...] = (
     EvaluateCallback.from_run,
     LocalSteps.from_run,
     _extra(
-        "neox_model.extras.token_dropping.callback",
-        "DropTokens",
+        "neox_model.extras.token_dropping.callback:DropTokens",
         lambda run: run.config.data_efficiency.data_efficiency.enabled,
     ),
     GarbageCollection.from_run,
