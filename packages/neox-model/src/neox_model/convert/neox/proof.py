@@ -79,32 +79,15 @@ def compare_rows(files: NeoXFiles, weights: StoredWeights, figures: Figures, *, 
                 first += rows.shape[0]
     name = "embedding.position_embeddings.weight"
     if name in weights.shapes:
-        stored = _mean(files, Key(0, "position_embeddings.weight")).to(weights.dtype(name))
+        stored = _combined(files, Key(0, "position_embeddings.weight")).to(weights.dtype(name))
         _require_same(name, weights.whole(name), stored, figures)
 
 
-def _sum(files: NeoXFiles, key: Key) -> Tensor:
-    """Return the sum of what the ranks store, in float64."""
+def _combined(files: NeoXFiles, key: Key, *, is_added: bool = False) -> Tensor:
+    """Return the mean (or the sum) of what the ranks store, rounded as a checkpoint stores it, in float64."""
     parts = [files.whole(key, rank).double() for rank in range(files.ranks)]
-    return sum(parts[1:], parts[0])
-
-
-def _mean(files: NeoXFiles, key: Key) -> Tensor:
-    """Return the mean of what the ranks have in common, in float64: where the copies are equal, these."""
-    return _sum(files, key) / files.ranks
-
-
-def _output_bias(files: NeoXFiles, key: Key, *, is_added: bool) -> Tensor:
-    """Return the bias of an output projection, rounded to its type as a checkpoint stores it, in float64.
-
-    Args:
-        files: the checkpoint of GPT-NeoX.
-        key: the bias.
-        is_added: with a parallel residual, the biases of all ranks are in the sum of their results.
-    """
-    # Not the mean times the ranks: with 7 of them it is not always the sum.
-    bias = _sum(files, key) if is_added else _mean(files, key)
-    return bias.to(files.dtype(key)).double()
+    total = sum(parts[1:], parts[0])
+    return (total if is_added else total / files.ranks).to(files.dtype(key)).double()
 
 
 def compare_sinusoids(spec: ModelSpec, run: RunSpec, figures: Figures) -> None:
@@ -169,14 +152,7 @@ def compare_blocks(files: NeoXFiles, checkpoint: Checkpoint, figures: Figures, *
 
 
 class _Ranks:
-    """A block as the ranks compute it, in float64.
-
-    Args:
-        files: the checkpoint of GPT-NeoX.
-        layers: those of the model.
-        index: the block.
-        order: of shared keys and values.
-    """
+    """A block as the ranks compute it, in float64."""
 
     def __init__(self, files: NeoXFiles, layers: Sequence[Layer], index: int, order: str | None) -> None:
         self._files, self._order = files, order
@@ -198,16 +174,9 @@ class _Ranks:
         hidden = hidden + self._added(f"mlp.{stem}", lambda rank: self._inner(rank, second))
         return self._norm(self._final, "norm", hidden)
 
-    def _tensor(self, name: str, rank: int, layer: int | None = None) -> Tensor | None:
-        key = Key(self._layer if layer is None else layer, name)
+    def _tensor(self, name: str, rank: int) -> Tensor | None:
+        key = Key(self._layer, name)
         return self._files.whole(key, rank).double() if key in self._files.parts else None
-
-    def _common(self, name: str, layer: int) -> Tensor | None:
-        """Return what the ranks have in common, rounded to its type, as a checkpoint stores it."""
-        key = Key(layer, name)
-        if key not in self._files.parts:
-            return None
-        return _mean(self._files, key).to(self._files.dtype(key)).double()
 
     def _linear(self, stem: str, rank: int, inputs: Tensor, *, bias: bool = True) -> Tensor:
         weight = self._tensor(f"{stem}.weight", rank)
@@ -221,15 +190,15 @@ class _Ranks:
         results, key = torch.stack(parts).sum(dim=0), Key(self._layer, f"{stem}.bias")
         if key not in self._files.parts:
             return results
-        return results + _output_bias(self._files, key, is_added=self._ours.residual == "parallel")
+        # With a parallel residual, the biases of all ranks are in the sum of their results.
+        return results + _combined(self._files, key, is_added=self._ours.residual == "parallel")
 
     def _norm(self, layer: int, stem: str, inputs: Tensor) -> Tensor:
-        norm = self._ours.norm
-        found = (self._common(f"{stem}.{name}", layer) for name in ("weight", "scale", "g"))
-        weight = next(each for each in found if each is not None)
+        norm, stored = self._ours.norm, self._files.parts
+        keys = [Key(layer, f"{stem}.{name}") for name in ("weight", "scale", "g", "bias")]
+        weight, *bias = (_combined(self._files, key) for key in keys if key in stored)
         if norm.kind == "layernorm":
-            bias = self._common(f"{stem}.bias", layer)
-            return functional.layer_norm(inputs, weight.shape, weight, bias, norm.epsilon)
+            return functional.layer_norm(inputs, weight.shape, weight, *bias, eps=norm.epsilon)
         if norm.kind == "rmsnorm":
             return weight * inputs / (inputs.square().mean(-1, keepdim=True) + norm.epsilon).sqrt()
         return weight * inputs / inputs.norm(dim=-1, keepdim=True).clamp(min=norm.epsilon)
