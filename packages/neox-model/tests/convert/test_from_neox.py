@@ -649,9 +649,9 @@ def test_the_proof_adds_and_averages_to_the_last_bit(ranks, dtype):
             folder="theirs", ranks=ranks, average_copies=True, differences={},
             dtype=lambda key: dtype, whole=lambda key, rank, values=values: values[rank],
         )  # fmt: skip
-        added = proof._output_bias(files, "bias", is_added=True)
+        added = proof._combined(files, "bias", is_added=True)
         assert torch.equal(added, tensors.SUM.values(files, "bias", None).double())
-        mean = proof._output_bias(files, "bias", is_added=False)
+        mean = proof._combined(files, "bias")
         assert torch.equal(mean, stored_files.NeoXFiles.common(files, "bias").double())
 
 

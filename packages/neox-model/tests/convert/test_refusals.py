@@ -467,14 +467,14 @@ def test_values_that_are_not_finite_are_not_exported(ours):
     [
         (
             lambda tensors: tensors.pop("final_norm.weight"),
-            "final_norm.weight is not in the checkpoint of this model",
+            "final_norm.weight has the shape none, and in the",
         ),
-        (lambda tensors: tensors.update(more=torch.ones(2)), "more is in the checkpoint of this model"),
+        (lambda tensors: tensors.update(more=torch.ones(2)), "more has the shape (2,), and in the"),
         (lambda tensors: tensors.pop(TOKEN_EMBEDDING), f"contains no {TOKEN_EMBEDDING}; save it again"),
         (lambda tensors: tensors.update({TOKEN_EMBEDDING: torch.ones(())}), f"contains no {TOKEN_EMBEDDING}"),
         (
             lambda tensors: tensors.update({"final_norm.weight": torch.ones(17)}),
-            "final_norm.weight has the shape (17,), but the model has (16,); save it again",
+            "final_norm.weight has the shape (17,), and in the model that it records (16,); save it again",
         ),
     ],
 )

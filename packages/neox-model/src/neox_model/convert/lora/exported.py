@@ -159,12 +159,4 @@ class Exported:
             "lora_dropout": self.adapters.section.lora_dropout,
             "target_modules": self.modules,
             "fan_in_fan_out": self.is_transposed,
-            "bias": "none",
-            "use_rslora": False,
-            "use_dora": False,
-            "rank_pattern": {},
-            "alpha_pattern": {},
-            "modules_to_save": None,
-            "layers_to_transform": None,
-            "init_lora_weights": True,
         }

@@ -122,11 +122,7 @@ class OneLayer:
 
 
 def _fill(theirs: Any, sides: Sides, files: WeightFiles, layer: int) -> None:
-    """Load the weights of a layer into a model of transformers with one.
-
-    Raises:
-        ProofError: one is missing.
-    """
+    """Load the weights of a layer into a model of transformers with one."""
     first, here = sides.family.layer.format(0), sides.family.layer.format(layer)
     for name, parameter in theirs.named_parameters():
         wanted = sides.family.base_prefix + name
