@@ -137,8 +137,8 @@ class Checkpoint(StoredWeights):
             there, here = (names.get(name, "none") for names in (stored, expected))
             if there != here:
                 raise ConversionError(
-                    f"{self.folder}: {name} has the shape {there}, and in the model that it records {here}; save it "
-                    "again"
+                    f"{self.folder}: {name} has the shape {there}, and in the model that it records {here}; "
+                    "save it again"
                 )
 
     def tokenizer(

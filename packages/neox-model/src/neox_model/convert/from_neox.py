@@ -101,7 +101,6 @@ def from_neox(
         **tokenizer.settings(output.absolute()),
     }
     with folder_written_aside(output) as aside:
-        tokenizer.copy(aside)
         write_settings(
             aside / CONFIGURATION,
             parameters,
@@ -110,6 +109,7 @@ def from_neox(
             command="from-neox",
             notes=_NOTES,
         )
+        tokenizer.copy(aside)
         recorded = recorded_config(
             resolve(load_config([aside / CONFIGURATION]), devices=1), tokenizer.tokenizer
         )

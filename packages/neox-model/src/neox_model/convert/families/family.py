@@ -162,13 +162,7 @@ _CHECKS: Mapping[Any, Callable[[Any, str], Any]] = {**CHECKS, type_of(ModelSpec,
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One module of ours and the modules of theirs that hold the same numbers.
-
-    Args:
-        ours: name in a layer, or in the model.
-        theirs: names of theirs.
-        form: how the tensors are transformed; weights and biases alike.
-    """
+    """A module of ours (its name in a layer, or in the model), and those of theirs with the same numbers."""
 
     ours: str
     theirs: tuple[str, ...]
