@@ -23,7 +23,6 @@ from neox_model.convert.neox import files as stored_files
 from neox_model.convert.neox import proof, tensors
 from neox_model.convert.neox.records import Arguments, read_record
 from neox_model.convert.neox.tensors import order_of
-from neox_model.layers.positions.sinusoidal import SinusoidalPosition
 from support.hf_models import ENTRIES
 from support.neox_checkpoints import argument_objects, gpt2, llama, pythia, write_neox
 
@@ -556,16 +555,9 @@ def test_options_that_transformers_does_not_have_are_proven(tmp_path, settings):
 
 
 def test_a_wrong_bias_of_positions_is_found(tmp_path, monkeypatch):
-    monkeypatch.setattr(proof, "_slope", lambda head, heads: 0.3)
+    monkeypatch.setattr(proof, "alibi_slopes", lambda heads: [0.3] * heads)
     with pytest.raises(ProofError, match="this is not the same model"):
         other(tmp_path, ranks=1, pos_emb="alibi")
-
-
-def test_wrong_sinusoidal_positions_are_found(tmp_path, monkeypatch):
-    right = SinusoidalPosition.forward
-    monkeypatch.setattr(SinusoidalPosition, "forward", lambda self, places: right(self, places).roll(1, -1))
-    with pytest.raises(ProofError, match=r"positions: the results .* this is not the same model"):
-        other(tmp_path, ranks=1, pos_emb="sinusoidal")
 
 
 @pytest.mark.parametrize("width", [64, 128])

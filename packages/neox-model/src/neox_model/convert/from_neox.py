@@ -7,7 +7,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from neox_config import NeoXConfig, load_config, resolve
+from neox_config import load_config, resolve
 from neox_config.counted import counted
 from neox_config.spec.model import Norm
 from neox_config.spec.read_run import read_update
@@ -19,8 +19,8 @@ from neox_model.convert.differences import attention_of
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.neox.files import NeoXFiles
 from neox_model.convert.neox.folder import find_folder
-from neox_model.convert.neox.proof import compare_blocks, compare_rows, compare_sinusoids
-from neox_model.convert.neox.settings import read_settings
+from neox_model.convert.neox.proof import compare_blocks, compare_rows
+from neox_model.convert.neox.settings import Settings, read_settings
 from neox_model.convert.neox.tensors import Joined, joined_tensors, order_of
 from neox_model.convert.neox.tokenizer import check_padding, find_named_tokenizer
 from neox_model.convert.output import folder_written_aside, refuse_existing
@@ -121,7 +121,7 @@ def from_neox(
             lambda name: joined[name].chunks(files),
             recorded,
             iteration=iteration,
-            progress=_progress(files, settings.config, iteration),
+            progress=_progress(files, settings, iteration),
         )
         read = [*files.read, *settings.read, *tokenizer.read]
         result = _prove(files, Checkpoint(written), plan, order)
@@ -131,7 +131,7 @@ def from_neox(
     return result
 
 
-def _progress(files: NeoXFiles, config: NeoXConfig, iteration: int) -> dict[str, Any]:
+def _progress(files: NeoXFiles, settings: Settings, iteration: int) -> dict[str, Any]:
     """Return the entries of a manifest that describe a run.
 
     Samples are counted as DeepSpeed recorded them. Without them, or without a learning rate (that of
@@ -139,6 +139,7 @@ def _progress(files: NeoXFiles, config: NeoXConfig, iteration: int) -> dict[str,
     """
     counts = [files.state.get(name) for name in ("global_samples", "skipped_steps")]
     samples, skipped = (each if type(each) is int and each >= 0 else None for each in counts)
+    config = settings.config
     curve = read_update(config).curve
     if curve is None or samples is None or (samples == 0) != (iteration == 0):
         return {}
@@ -190,9 +191,7 @@ def _prove(
     """Compare the written checkpoint with the files, and return what was seen."""
     checkpoint.check_shapes()
     figures = Figures(other="the ranks of GPT-NeoX's checkpoint")
-    model, run = checkpoint.model, checkpoint.resolved.run
-    compare_rows(files, checkpoint, figures, num_layers=len(model.layers))
-    compare_sinusoids(model, run, figures)
+    compare_rows(files, checkpoint, figures, num_layers=len(checkpoint.model.layers))
     compare_blocks(files, checkpoint, figures, order=order)
     read, apart = {each.key for each in plan}, files.differences
     averaged = {

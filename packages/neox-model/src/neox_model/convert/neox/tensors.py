@@ -27,6 +27,7 @@ from neox_model.convert.errors import ConversionError
 from neox_model.convert.families.family import part_of_layer
 from neox_model.convert.forms import SEPARATE_QKV
 from neox_model.convert.neox.files import FIRST_BLOCK, Key, NeoXFiles
+from neox_model.layers.positions.relative import alibi_slopes
 
 __all__ = ["Joined", "joined_tensors", "order_of"]
 
@@ -276,11 +277,7 @@ def _buffer(key: Key, attention: Attention, embedding: Embedding, width: int) ->
     if key == Key(0, "position_embeddings.inv_freq") and isinstance(embedding.position, Sinusoidal):
         return _frequencies(width, 10000.0)
     if key.name == "attention.alibi_embed.slopes" and isinstance(position, Alibi):
-        # Powers of two, and between them for other numbers of heads. Source: arXiv:2108.12409, and its code.
-        power = 2 ** (attention.heads.bit_length() - 1)
-        whole = 2.0 ** (-8.0 * torch.arange(1, power + 1, dtype=torch.float64) / power)
-        between = 2.0 ** (-4.0 * torch.arange(1, 2 * power + 1, 2, dtype=torch.float64) / power)
-        return torch.cat([whole, between[: attention.heads - power]])
+        return torch.tensor(alibi_slopes(attention.heads), dtype=torch.float64)
     return None
 
 
