@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from neox_model.checkpoint.contents import Manifest
 from neox_model.convert import from_hf as importing
+from neox_model.convert.checkpoints import Checkpoint
 from neox_model.convert.errors import ConversionError, ProofError
 from neox_model.convert.families import FAMILIES, family_of_config
 from neox_model.convert.output import folder_written_aside
@@ -170,6 +171,11 @@ def test_a_part_with_more_bits_is_not_rounded_before_it_is_compared(tmp_path):
     wider = tensors[name].float()
     save_file(tensors | {name: wider}, path, metadata={"format": "pt"})
     assert verify(tmp_path / "ours", tmp_path / "theirs")["verdict"] == "equal"
+    importing.from_hf(tmp_path / "theirs", tmp_path / "wider")
+    assert (
+        Checkpoint(tmp_path / "wider" / "global_step0").dtype("layers.0.attention.qkv.weight")
+        == torch.float32
+    )
     wider[0, 0] = torch.nextafter(wider[0, 0], torch.tensor(1.0))
     save_file(tensors | {name: wider}, path, metadata={"format": "pt"})
     with pytest.raises(ProofError, match=r"1 value of .*k_proj\.weight.* is not that of .*qkv"):

@@ -88,22 +88,14 @@ def linear_names(folder: Path, family: Family) -> set[str]:
 
 
 def load_config(folder: Path, family: Family) -> Any:
-    """Return the configuration as the class reads it.
-
-    Raises:
-        ConversionError: the class refuses it.
-    """
+    """Return the configuration as the class reads it."""
     kind = _class(family)
     with _reporting(ConversionError, f"cannot read {folder / 'config.json'}"):
         return kind.config_class.from_pretrained(folder, local_files_only=True)
 
 
 def load_model(folder: Path, family: Family) -> Any:
-    """Return the model in float32, after checking that no weight is missing, unexpected or of another shape.
-
-    Raises:
-        ProofError: some are.
-    """
+    """Return the model in float32, after checking that no weight is missing, unexpected or of another shape."""
     kind = _class(family)
     with _reporting(ProofError, f"cannot load {folder}"):
         model, info = kind.from_pretrained(
@@ -124,11 +116,7 @@ def load_model(folder: Path, family: Family) -> Any:
 
 
 def load_adapted_model(folder: Path, family: Family, adapters: Path) -> Any:
-    """Return the model in float32 with adapters that peft adds.
-
-    Raises:
-        ProofError: a weight is missing, unexpected or of another shape, or peft refuses the adapters.
-    """
+    """Return the model in float32 with adapters that peft adds."""
     peft = require_peft("the proof of a conversion")
     model = load_model(folder, family)
     with _reporting(ProofError, f"with peft cannot load {adapters}"), _older_name_of_peft():
@@ -141,9 +129,6 @@ def adapted_names(model: Any, adapters: Path) -> dict[str, tuple[int, ...]]:
     Args:
         model: of transformers, possibly without memory.
         adapters: folder with `adapter_config.json`.
-
-    Raises:
-        ProofError: peft refuses it.
     """
     peft = require_peft("the proof of a conversion")
     with (
@@ -164,11 +149,7 @@ def lora_defaults() -> dict[str, Any]:
 
 
 def meta_model(config: Any, family: Family) -> Any:
-    """Return the whole model without memory for its weights.
-
-    Raises:
-        ConversionError: the class refuses its configuration.
-    """
+    """Return the whole model without memory for its weights."""
     kind = _class(family)
     with (
         _reporting(ConversionError, f"cannot build {family.class_name} from its config.json"),
@@ -178,11 +159,7 @@ def meta_model(config: Any, family: Family) -> Any:
 
 
 def one_layer_model(config: Any, family: Family, layer: int) -> Any:
-    """Return a model with one layer of the kind of layer `layer`, and without a vocabulary.
-
-    Raises:
-        ConversionError: the class refuses its configuration.
-    """
+    """Return a model with one layer of the kind of layer `layer`, and without a vocabulary."""
     kind = _class(family)
     with _reporting(ConversionError, f"cannot build {family.class_name} from its config.json"):
         values = config.to_dict()
@@ -195,11 +172,7 @@ def one_layer_model(config: Any, family: Family, layer: int) -> Any:
 
 
 def computed(model: Any, *arguments: Any, **options: Any) -> Any:
-    """Return what a model computes.
-
-    Raises:
-        ProofError: it cannot compute with its configuration.
-    """
+    """Return what a model computes."""
     with _reporting(ProofError, f"cannot compute a {type(model).__name__} with its config.json"):
         return model(*arguments, **options)
 
@@ -210,9 +183,6 @@ def load_tokenizer(folder: Path, *, as_stored: bool = False) -> Any:
     Args:
         folder: with its files.
         as_stored: with all parts that its tokenizer.json has, whatever class the files name.
-
-    Raises:
-        ProofError: it cannot be loaded.
     """
     kind = "PreTrainedTokenizerFast" if as_stored else "AutoTokenizer"
     transformers = require_transformers("the proof of a conversion")

@@ -23,9 +23,6 @@ def fitting_family(spec: ModelSpec, name: str | None) -> Family:
     Args:
         spec: the model.
         name: `model_type` to use; None: the first one that fits.
-
-    Raises:
-        ConversionError: it does not fit, or none does; the message lists the options that it or each lacks.
     """
     # What a class does not have does not come back.
     lacks = {
@@ -50,9 +47,5 @@ def fitting_family(spec: ModelSpec, name: str | None) -> Family:
 
 
 def family_of_config(config: Mapping[str, Any]) -> Family:
-    """Return the class that a config.json names.
-
-    Raises:
-        ConversionError: it names none, or one that cannot be converted.
-    """
+    """Return the class that a config.json names."""
     return FAMILIES[model_type_of(config)]

@@ -123,11 +123,7 @@ class Key:
         return (self.ours,) if isinstance(self.ours, str) else self.ours
 
     def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the value for each path.
-
-        Raises:
-            ConversionError: the entry is missing, or has a value that we do not have.
-        """
+        """Return the value for each path."""
         value = lookup(config, self.theirs)
         if value is None:
             value = self.default(config) if callable(self.default) else self.default
@@ -230,11 +226,7 @@ class Family:
     ignored: tuple[str, ...] = ()
 
     def read(self, config: Mapping[str, Any]) -> ModelSpec:
-        """Return the model of a configuration of this class.
-
-        Raises:
-            ConversionError: an entry is missing, or has a value that we do not have.
-        """
+        """Return the model of a configuration of this class."""
         for name, allowed in self.required.items():
             value = lookup(config, name)
             if value is not None and value not in allowed:
@@ -268,9 +260,6 @@ class Family:
         Args:
             spec: the model, all of whose layers have attention.
             shapes: logical name -> whole shape of all our tensors.
-
-        Raises:
-            ConversionError: a tensor of ours has no place in this class.
         """
         inside = {row.ours: row for row in self.in_layer}
         outside = {row.ours: row for row in self.outside}

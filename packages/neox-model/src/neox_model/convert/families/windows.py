@@ -52,11 +52,7 @@ class OneWindow:
     """All layers have the same window."""
 
     def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the window of every layer.
-
-        Raises:
-            ConversionError: layers differ.
-        """
+        """Return the window of every layer."""
         kinds = set(_kinds(config) or ())
         if len(kinds) > 1:
             raise ConversionError(

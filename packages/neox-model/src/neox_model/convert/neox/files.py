@@ -73,9 +73,6 @@ class NeoXFiles:
         ranks: number of tensor-parallel ranks.
         parts: key -> the tensor of each rank.
         read: the files; others in the folder, such as optimizer states, are not read.
-
-    Raises:
-        ConversionError: a file is missing or damaged, or files do not belong together.
     """
 
     def __init__(self, folder: Path, *, average_copies: bool = False) -> None:
@@ -110,11 +107,7 @@ class NeoXFiles:
         return self.parts[key][0].dtype
 
     def whole(self, key: Key, rank: int) -> Tensor:
-        """Return a copy of the tensor of a rank.
-
-        Raises:
-            ConversionError: a value is not finite, or the file changed.
-        """
+        """Return a copy of the tensor of a rank."""
         shape = self.parts[key][rank].shape
         return self._elements(key, rank, 0, prod(shape)).view(shape)
 
@@ -126,9 +119,6 @@ class NeoXFiles:
 
         Returns:
             The equal copies, or their mean rounded to their dtype.
-
-        Raises:
-            ConversionError: the copies differ, and are not to be averaged.
         """
         copies = torch.stack([self.whole(key, rank) for rank in range(self.ranks)])
         if bool((copies == copies[0]).all()):

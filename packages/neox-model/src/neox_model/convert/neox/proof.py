@@ -38,11 +38,7 @@ _SCALES = (1.0, 1e-3)
 
 
 def compare_rows(files: NeoXFiles, weights: StoredWeights, figures: Figures, *, num_layers: int) -> None:
-    """Compare embeddings and output projection with the rows of the ranks, value by value.
-
-    Raises:
-        ProofError: they differ.
-    """
+    """Compare embeddings and output projection with the rows of the ranks, value by value."""
     vocabulary = {TOKEN_EMBEDDING: Key(0, "word_embeddings.weight")}
     if HEAD in weights.shapes:
         vocabulary[HEAD] = Key(num_layers + 4, "final_linear.weight")
@@ -90,9 +86,6 @@ def compare_blocks(files: NeoXFiles, checkpoint: Checkpoint, figures: Figures, *
         checkpoint: the written one.
         figures: what is seen is added to it.
         order: of shared keys and values in GPT-NeoX's; nothing in the files shows whether it is right.
-
-    Raises:
-        ProofError: a block differs.
     """
     spec = checkpoint.model
     seen = patterns(spec)

@@ -77,11 +77,7 @@ def _allowing_alone(allowed: list[Any]) -> Iterator[None]:
 
 
 def read_record(path: Path) -> Mapping[str, Any]:
-    """Return the dictionary in a file; its tensors are mapped into memory.
-
-    Raises:
-        ConversionError: the file is damaged, has another format, or contains something that is not allowed.
-    """
+    """Return the dictionary in a file; its tensors are mapped into memory."""
     allowed: list[Any] = [(Arguments, name) for name in _ARGUMENTS]
     allowed += [(Unused, name) for name in _UNUSED]
     with _allowing_alone(allowed):

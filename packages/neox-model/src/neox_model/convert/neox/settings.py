@@ -69,9 +69,6 @@ def read_settings(files: NeoXFiles, given: Sequence[Path]) -> Settings:
     Args:
         files: the checkpoint.
         given: configuration files; empty: those that it records.
-
-    Raises:
-        ConversionError: there are none, they are invalid or incomplete, or differ from what is recorded.
     """
     arguments = files.state.get("args")
     arguments = dict(arguments) if isinstance(arguments, Mapping) else {}

@@ -156,9 +156,6 @@ def joined_tensors(
         shapes: logical name -> whole shape of all our tensors.
         rows: stored entries of the vocabulary; `shapes` may have fewer.
         order: of shared keys and values, as `order_of` returns it.
-
-    Raises:
-        ConversionError: a tensor is missing, additional or of another shape.
     """
     any_attention = attention_of(spec.layers[0])
     counts = {"num-attention-heads": any_attention.heads, "num-kv-heads": any_attention.kv_heads}
@@ -308,9 +305,6 @@ def order_of(files: NeoXFiles, attention: Attention, given: str | None) -> str |
         files: the checkpoint.
         attention: that of any layer.
         given: what `--qkv-order` states; None if it is not passed.
-
-    Raises:
-        ConversionError: it must be stated and is not, or it is stated and is not possible.
     """
     if attention.heads == attention.kv_heads:
         if given is not None:

@@ -24,9 +24,6 @@ def find_named_tokenizer(
         folder: the checkpoint; files that are not where the parameters say are searched here and next to it.
         vocab_file: replaces that of the configuration.
         merge_file: likewise.
-
-    Raises:
-        ConversionError: its files are not found, or are not valid.
     """
     given = {"vocab_file": vocab_file, "merge_file": merge_file}
     files = {}
@@ -46,11 +43,7 @@ def find_named_tokenizer(
 
 
 def check_padding(files: NeoXFiles, tokenizer: FoundTokenizer, *, rows: int, multiple: int) -> None:
-    """Compare the rows of the embedding with the tokenizer's entries, which GPT-NeoX pads.
-
-    Raises:
-        ConversionError: this tokenizer would have given another number of rows.
-    """
+    """Compare the rows of the embedding with the tokenizer's entries, which GPT-NeoX pads."""
     entries = tokenizer.tokenizer.vocab_size
     padded = pad_vocabulary(entries, multiple * files.ranks)
     if padded != rows:

@@ -55,9 +55,6 @@ def prove(
         source: the folder that was converted, for the hashes.
         output: the folder that was written.
         whole_limit: parameters of the largest model that is compared as a whole.
-
-    Raises:
-        ProofError: they differ.
     """
     figures = Figures()
     logger.info("comparing architectures and tokenizers")
