@@ -95,7 +95,7 @@ def load_config(folder: Path, family: Family) -> Any:
 
 
 def load_model(folder: Path, family: Family) -> Any:
-    """Return the model in float32, after checking that no weight is missing, unexpected or of another shape."""
+    """Return the model in float32; raise ProofError if weights are missing, unexpected or misshapen."""
     kind = _class(family)
     with _reporting(ProofError, f"cannot load {folder}"):
         model, info = kind.from_pretrained(
