@@ -197,9 +197,11 @@ def test_a_damaged_configuration_is_named(theirs):
 def test_damaged_weights_are_named(theirs):
     path = theirs / "model.safetensors"
     whole = path.read_bytes()
-    for contents in (b"", b"\xff" * 100, b"\x05\0\0\0\0\0\0\0[1,2]", b"\2\0\0\0\0\0\0\0{}", whole[:-1]):
+    for contents in (b"", b"\xff" * 100, b"\x05\0\0\0\0\0\0\0[1,2]", b"\2\0\0\0\0\0\0\0{}"):
         path.write_bytes(contents)
-        import_refused(theirs, str(path))
+        import_refused(theirs, str(theirs))
+    path.write_bytes(whole[:-1])
+    import_refused(theirs, f"{path} is damaged")
     path.write_bytes(whole + b"more")  # Only transformers refuses it.
     import_refused(theirs, f"transformers cannot load {theirs}: ", "copy the folder again")
 

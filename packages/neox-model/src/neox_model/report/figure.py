@@ -92,7 +92,7 @@ class _Axes:
 
 
 def _round_values(low: float, high: float, count: int, *, least: float = 0.0) -> list[float]:
-    """Return about so many round values between two, that are at least `least` apart."""
+    """Return about `count` round values between two, at least `least` apart."""
     rough = max(least, (high - low) / count)
     power = 10.0 ** math.floor(math.log10(rough))
     step = next((step * power for step in (1, 2, 5) if step * power >= rough), 10 * power)
