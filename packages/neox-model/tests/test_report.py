@@ -61,6 +61,19 @@ def about(**changes):
     }
 
 
+def begin(folder, first=0, *, start=None, launch="this", time=BEGIN, **more):
+    """Begin an attempt, and return what writes its metrics and its events."""
+    writer = JsonlWriter(folder, iteration=first, launch=launch, clock=lambda: time)
+    events = Events([writer])
+    events.record("start", first, **(start or about()), **{"restart": None, **more})
+    return writer, events
+
+
+def text_of(*folders):
+    """Return the visible text of the page about some runs."""
+    return read_page(render_page([read_run(folder) for folder in folders]))[1]
+
+
 def write_run(folder, *, changes=None, spike=True):
     """A run that is killed after iteration 30, restarts from 20, and finishes 60."""
     times = iter(range(10**6))
@@ -120,36 +133,32 @@ def read_page(page):
 
 
 def test_a_spike_that_ended_an_attempt_is_counted_and_one_that_was_repeated_is_not(tmp_path):
-    writer = JsonlWriter(tmp_path, iteration=0, launch="this", clock=lambda: BEGIN)
-    events = Events([writer])
-    events.record("start", 0, **about(), restart=None)
+    writer, events = begin(tmp_path)
     # The first one is repeated after the restart; the batches of the second are left out.
     events.record("spike", 24, loss=9.5, limit=1.25, action="skip", documents="documents 1 to 2")
     events.record("spike", 28, loss=9.5, limit=1.25, action="rollback", documents="documents 3 to 4")
     writer.write({"loss/train": 9.5}, 28)
     writer.close()
-    writer = JsonlWriter(tmp_path, iteration=20, launch="this", clock=lambda: BEGIN + 9)
-    Events([writer]).record("start", 20, **about(), restart=1)
+    writer, _ = begin(tmp_path, 20, time=BEGIN + 9, restart=1)
     writer.write({"loss/train": 1.0, "optimizer/skipped_iterations": 3}, 40)
     writer.close()
-    _, text = read_page(render_page([read_run(tmp_path)]))
+    text = text_of(tmp_path)
     assert "1 loss spike " in text
     assert "in iteration 28" in text
     assert "3 updates skipped" in text
 
 
 def test_the_utilization_is_shown_by_both_conventions_of_which_the_record_has_values(tmp_path):
-    writer = JsonlWriter(tmp_path, iteration=0, launch="this", clock=lambda: BEGIN)
-    Events([writer]).record("start", 0, **about(), restart=None)
+    writer, _ = begin(tmp_path)
     writer.write({"loss/train": 2.0, "throughput/mfu": 0.515}, 1)
     writer.close()
-    _, text = read_page(render_page([read_run(tmp_path)]))
+    text = text_of(tmp_path)
     assert shows(text, "51.5", "MFU")
     assert "% MFU (causal)" not in text
     writer = JsonlWriter(tmp_path, iteration=1, launch="this", clock=lambda: BEGIN)
     writer.write({"loss/train": 2.0, "throughput/mfu": 0.52, "throughput/mfu_causal": 0.481}, 2)
     writer.close()
-    _, text = read_page(render_page([read_run(tmp_path)]))
+    text = text_of(tmp_path)
     assert shows(text, "52.0", "MFU")
     assert shows(text, "48.1", "MFU")
 
@@ -158,11 +167,10 @@ def test_the_utilization_is_shown_by_both_conventions_of_which_the_record_has_va
 def test_only_estimates_for_gpus_count_their_runtime(tmp_path, device, is_counted):
     start = about()
     start["estimate"] |= {} if device is None else {"device": device}
-    writer = JsonlWriter(tmp_path, iteration=0, launch="this", clock=lambda: BEGIN)
-    Events([writer]).record("start", 0, **start, restart=None)
+    writer, _ = begin(tmp_path, start=start)
     writer.write({"loss/train": 2.0}, 1)
     writer.close()
-    _, text = read_page(render_page([read_run(tmp_path)]))
+    text = text_of(tmp_path)
     assert "in MFU (full)" in text
     assert ("1 GiB for" in text) == is_counted
 
@@ -176,18 +184,17 @@ def test_only_estimates_for_gpus_count_their_runtime(tmp_path, device, is_counte
     ],
 )
 def test_the_page_names_what_a_training_starts_from(tmp_path, checkpoint, config, words):
-    writer = JsonlWriter(tmp_path, iteration=0, launch="this", clock=lambda: BEGIN)
-    Events([writer]).record("start", 0, **about(**config), restart=None, checkpoint=checkpoint)
+    writer, _ = begin(tmp_path, start=about(**config), checkpoint=checkpoint)
     writer.write({"loss/train": 2.0}, 1)
     writer.close()
-    _, text = read_page(render_page([read_run(tmp_path)]))
+    text = text_of(tmp_path)
     assert shows(text, "1 trained", words, "iteration 1")
     assert f"attempt 1 begins {words} 2 x CPU" in text
 
 
 def test_the_page_answers_what_happened_when_and_why(tmp_path):
     write_run(tmp_path)
-    _, text = read_page(render_page([read_run(tmp_path)]))
+    text = text_of(tmp_path)
     assert shows(
         text,
         "1 trained",
@@ -231,7 +238,7 @@ def test_repeated_iterations_are_faded_and_not_part_of_the_curve(tmp_path):
     run = read_run(tmp_path)
     assert run.columns["loss/train"].iterations.tolist() == list(range(1, 61))
     assert run.repeated[1]["loss/train"].iterations.tolist() == list(range(21, 31))
-    assert [attempt.first for attempt in run.attempts] == [0, 20]
+    assert ([attempt.first for attempt in run.attempts], run.restarts) == ([0, 20], 1)
 
 
 def test_each_attempt_that_was_repeated_has_its_own_faded_curve_over_all_its_iterations(tmp_path):
@@ -294,9 +301,7 @@ def write_restarted_run(folder):
     """Both ranks roll back in iteration 30; restart 1 dies early, restart 2 finishes, and 3 dies early."""
     rolled_back = "the loss of iteration 29 is a spike\nTraceback"
     for restart, first, time in ((None, 0, BEGIN), (2, 20, BEGIN + 50)):
-        writer = JsonlWriter(folder, iteration=first, launch="this", clock=lambda time=time: time)
-        events = Events([writer])
-        events.record("start", first, **about(), restart=restart)
+        writer, events = begin(folder, first, time=time, restart=restart)
         if restart is None:
             writer.write({"loss/train": 1.0}, 30)
             events.record("end", 30, reason="error", message=f"RollbackError: {rolled_back}")
@@ -321,11 +326,7 @@ def test_a_start_that_died_early_is_told_by_the_number_of_its_restart(tmp_path):
     assert shows(text, "worker 0", "2025-11-23 05:01:30 UTC")
     assert status(run) == ("failed", "bad")
     assert "4 restarts" in text
-
-
-def test_an_error_of_all_ranks_is_one_row_and_a_rollback_is_no_failure_of_a_worker(tmp_path):
-    write_restarted_run(tmp_path)
-    _, text = read_page(render_page([read_run(tmp_path)]))
+    # An error of all ranks is one row, and a rollback is no failure of a worker.
     assert shows(text, "2025-11-23 05:00:01 UTC", "iteration 29")
     # Once in the story and once in the timeline, whose details have the rest of the message.
     assert text.count("at 2025-11-23 05:00:01") == 2
@@ -337,24 +338,23 @@ def test_failures_of_many_workers_name_the_first(tmp_path):
     write_restarted_run(tmp_path)
     rows = ((0, BEGIN + rank / 10, rank, "out of memory", 1) for rank in range(8))
     (tmp_path / FAILURES).write_text(failures_of(*rows))
-    _, text = read_page(render_page([read_run(tmp_path)]))
+    text = text_of(tmp_path)
     assert text.count("4 and 3") == 2
     lost = ({"host": host, "rank": None, "message": "agent lost"} for host in ("h-1", "h-2"))
     head = {"time": BEGIN, "launch": "this", "restart": 0}
     (tmp_path / FAILURES).write_text("".join(json.dumps(head | each) + "\n" for each in lost))
-    _, later = read_page(render_page([read_run(tmp_path)]))
+    later = text_of(tmp_path)
     assert "h-1, h-2 failed" in later
     # Rank 0 ended with another message.
     assert text.count("rank 0 ended") == 1
 
 
 def test_the_lowest_validation_loss_is_named(tmp_path):
-    events = Events([JsonlWriter(tmp_path, iteration=0)])
-    events.record("start", 0, **about())
+    _, events = begin(tmp_path)
     for iteration, loss in ((10, 2.0), (20, 1.5), (30, None), (40, 1.75)):
         events.record("evaluation", iteration, part="valid", loss=loss, perplexity=None, seconds=0.25)
         events.record("evaluation", iteration, part="test", loss=0.25, perplexity=None, seconds=0.25)
-    _, text = read_page(render_page([read_run(tmp_path)]))
+    text = text_of(tmp_path)
     assert shows(text, "1.500 validation", "iteration 20")
 
 
@@ -379,9 +379,7 @@ def test_checkpoints_are_found_from_any_working_directory(tmp_path, monkeypatch)
     save = tmp_path / "checkpoints"
     (save / "global_step20").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    writer = JsonlWriter(tmp_path, iteration=0)
-    Events([writer]).record("start", 0, **about(save="elsewhere"), save=str(save))
-    writer.close()
+    begin(tmp_path, start=about(save="elsewhere"), save=str(save))[0].close()
     assert "checkpoints" not in " ".join(read_run(tmp_path).missing)
     save.rename(tmp_path / "moved")
     assert shows(read_run(tmp_path).missing, f"checkpoints: {save} does not")
@@ -421,11 +419,6 @@ def test_events_of_repeated_iterations_are_told_and_not_counted(tmp_path):
     assert "pipeline from 0.2500" in text
 
 
-def test_restarts_are_those_by_the_agents(tmp_path):
-    write_run(tmp_path)
-    assert read_run(tmp_path).restarts == 1
-
-
 def test_runs_with_equal_folder_names_are_named_by_what_differs(tmp_path):
     folders = [tmp_path / name / "logs" for name in ("one", "two")]
     for folder in folders:
@@ -450,10 +443,6 @@ def test_ticks_are_whole_iterations_at_their_places_and_told_apart(tmp_path):
     ticks = re.findall(r'<span class="y"[^>]*>([^<]*)<', page)
     assert len(ticks) >= 2
     assert len(set(ticks)) == len(ticks)
-
-
-def test_sizes_have_no_exponent():
-    assert [size(value) for value in (1010 * 2**20, 1.5 * 2**30, 0)] == ["1,010 MiB", "1.5 GiB", "0 B"]
 
 
 def test_a_truncated_last_line_and_an_older_record_are_read_and_the_lack_is_named(tmp_path):
@@ -487,8 +476,7 @@ def write_attempts(folder, *starts):
     """Write a run whose attempts of 20 iterations each begin with what is given about them."""
     for place, start in enumerate(starts):
         first = 20 * place
-        writer = JsonlWriter(folder, iteration=first, launch=f"{place}", clock=lambda: BEGIN)
-        Events([writer]).record("start", first, **start, restart=None)
+        writer, _ = begin(folder, first, start=start, launch=f"{place}")
         writer.write({"loss/train": 1.0}, first + 20)
         writer.close()
 
@@ -526,9 +514,7 @@ def test_settings_that_a_resumed_training_changed_are_listed_by_attempt(tmp_path
 
 def test_the_configuration_is_that_of_the_last_attempt_that_trained(tmp_path):
     write_attempts(tmp_path, about(batch=8), about(batch=16))
-    writer = JsonlWriter(tmp_path, iteration=40, launch="last", clock=lambda: BEGIN)
-    Events([writer]).record("start", 40, **about(batch=32), restart=None)
-    writer.close()
+    begin(tmp_path, 40, start=about(batch=32), launch="last")[0].close()
     run = read_run(tmp_path)
     assert [attempt.last - attempt.first for attempt in run.attempts] == [20, 20, 0]
     assert run.about["config"]["batch"] == 16
@@ -570,20 +556,13 @@ def test_the_page_of_a_long_run_stays_small(tmp_path):
     assert len(render_page([read_run(tmp_path)])) < 150_000
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(None, "-"), (1234.0, "1,234"), (0.63851, "0.6385"), (3.4e-7, "3.4e-07"), (2.5e7, "25,000,000")],
-)
-def test_numbers_are_short(value, text):
-    assert number(value) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.25, "0.25 s"), (12.34, "12.3 s"), (250, "4:10"), (11_100, "3:05:00"), (190_000, "2 d 04:46")],
-)
-def test_durations_are_short(seconds, text):
-    assert duration(seconds) == text
+def test_numbers_sizes_and_durations_are_short():
+    values = (None, 1234.0, 0.63851, 3.4e-7, 2.5e7)
+    assert [number(value) for value in values] == ["-", "1,234", "0.6385", "3.4e-07", "25,000,000"]
+    assert [size(value) for value in (1010 * 2**20, 1.5 * 2**30, 0)] == ["1,010 MiB", "1.5 GiB", "0 B"]
+    durations = (0.25, 12.34, 250, 11_100, 190_000)
+    expected = ["0.25 s", "12.3 s", "4:10", "3:05:00", "2 d 04:46"]
+    assert [duration(seconds) for seconds in durations] == expected
 
 
 # The command

@@ -27,7 +27,6 @@ from neox_model.convert.differences import differences
 from neox_model.convert.errors import ConversionError, ProofError
 from neox_model.convert.families import FAMILIES, family_of_config
 from neox_model.convert.from_hf import from_hf
-from neox_model.convert.proof import texts
 from neox_model.convert.to_hf import to_hf
 from neox_model.convert.tokenizer_files import padding_multiple, write_json
 from neox_model.convert.verify import verify
@@ -124,7 +123,6 @@ def export_refused(folder, *parts, **options):
             {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
             "rope_type: 'dynamic', which neox-model does not have",
         ),
-        ({"rope_scaling": {"type": "longrope"}}, "rope_type: 'longrope', which neox-model does not have"),
         ({"rope_parameters": {"rope_type": ["yarn"]}}, "rope_type: ['yarn'], which neox-model"),
         ({"rope_parameters": [1]}, "rope_parameters: [1], which is not a block; copy it again"),
         ({"rope_parameters": {"full_attention": {}}}, "has rope_parameters by type of layer"),
@@ -134,10 +132,6 @@ def export_refused(folder, *parts, **options):
             "partial_rotary_factor: 0.5, which neox-model does not have",
         ),
         ({"rope_parameters": {"rope_type": "linear"}}, "has factor: None, which is not a number"),
-        (
-            {"rope_parameters": {"rope_type": "llama3", "factor": 2.0}},
-            "low_freq_factor: None, which is not a number",
-        ),
         (
             {"head_dim": 32},
             "head_dim: 32, but the heads of neox-model have hidden-size / num-attention-heads",
@@ -154,10 +148,6 @@ def export_refused(folder, *parts, **options):
             {"attention_bias": True},
             "does not contain model.layers.0.self_attn.o_proj.bias; copy the folder again",
         ),
-        (
-            {"num_hidden_layers": 2},
-            "does not contain model.layers.1.self_attn.o_proj.weight; copy the folder again",
-        ),
         ({"intermediate_size": 24}, "has the shape (16, 20), but config.json requires (16, 24)"),
     ],
 )
@@ -172,10 +162,7 @@ def test_a_configuration_that_we_cannot_build_is_refused_by_name(theirs, change,
         ("mistral", {"layer_types": ["full_attention", "x"]}, "is not a list of full_attention or"),
         ("mistral", {"layer_types": ["full_attention", "sliding_attention"]}, "has several layer_types"),
         ("qwen2", {"use_sliding_window": True, "layer_types": ["full_attention"]}, "for each of 2 layers"),
-        ("qwen2", {"use_sliding_window": True, "sliding_window": 1}, "only windows of 2 tokens or more"),
-        ("mistral", {"sliding_window": 1}, "only windows of 2 tokens or more"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx: True"),
-        ("gpt2", {"add_cross_attention": True}, "add_cross_attention: True, which neox-model does not have"),
     ],
 )
 def test_options_of_one_class_are_refused_by_name(family, change, message):
@@ -201,27 +188,21 @@ def test_a_missing_file_is_named(theirs, name):
     import_refused(theirs, str(theirs), name)
 
 
-@pytest.mark.parametrize("contents", ["", "{", "[1]", "[" * 100_000])
-def test_a_damaged_configuration_is_named(theirs, contents):
-    (theirs / "config.json").write_text(contents)
-    import_refused(theirs, f"{theirs / 'config.json'}", "copy it again")
+def test_a_damaged_configuration_is_named(theirs):
+    for contents in ("", "{", "[1]", "[" * 100_000):
+        (theirs / "config.json").write_text(contents)
+        import_refused(theirs, f"{theirs / 'config.json'}", "copy it again")
 
 
-@pytest.mark.parametrize("contents", [b"", b"\xff" * 100, b"\x05\0\0\0\0\0\0\0[1,2]", b"\2\0\0\0\0\0\0\0{}"])
-def test_damaged_weights_are_named(theirs, contents):
-    (theirs / "model.safetensors").write_bytes(contents)
-    import_refused(theirs, str(theirs))
-
-
-def test_truncated_weights_are_named(theirs):
+def test_damaged_weights_are_named(theirs):
     path = theirs / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-1])
+    whole = path.read_bytes()
+    for contents in (b"", b"\xff" * 100, b"\x05\0\0\0\0\0\0\0[1,2]", b"\2\0\0\0\0\0\0\0{}"):
+        path.write_bytes(contents)
+        import_refused(theirs, str(theirs))
+    path.write_bytes(whole[:-1])
     import_refused(theirs, f"{path} is damaged")
-
-
-def test_weights_that_only_transformers_refuses_are_one_message(theirs):
-    path = theirs / "model.safetensors"
-    path.write_bytes(path.read_bytes() + b"more")
+    path.write_bytes(whole + b"more")  # Only transformers refuses it.
     import_refused(theirs, f"transformers cannot load {theirs}: ", "copy the folder again")
 
 
@@ -258,12 +239,6 @@ def test_problems_of_a_model_name_the_file_that_has_them(theirs):
             lambda tensors: tensors[NORM][:1].fill_(torch.nan),
             f"{NORM} contains values that are not finite",
         ),
-        (
-            lambda tensors: tensors.update(
-                {name: values.half() for name, values in tensors.items() if "q_proj" in name}
-            ),
-            "have different dtypes; load the model with transformers in one dtype and save it again",
-        ),
     ],
 )
 def test_tensors_that_do_not_fit_are_named(theirs, change, message):
@@ -297,14 +272,10 @@ def test_an_index_that_does_not_fit_is_named(theirs, index, message):
 @pytest.mark.parametrize("whole", ["model.safetensors", "pytorch_model.bin"])
 def test_missing_parts_of_a_model_are_named(theirs, whole):
     (theirs / "model.safetensors").unlink()
+    (theirs / f"{whole}.index.json").write_text("[" * 100_000)
+    import_refused(theirs, f"{whole}.index.json", "copy it again")
     (theirs / f"{whole}.index.json").write_text(json.dumps({"weight_map": {"a": "1.bin", "b": "2.bin"}}))
     import_refused(theirs, f"{theirs}: the index names a in 1.bin and 1 more, which is not there; copy")
-
-
-def test_an_index_of_nested_lists_is_one_message(theirs):
-    (theirs / "model.safetensors").unlink()
-    (theirs / "model.safetensors.index.json").write_text("[" * 100_000)
-    import_refused(theirs, "model.safetensors.index.json", "copy it again")
 
 
 class _Attack:
@@ -327,20 +298,14 @@ def test_a_pickle_with_code_is_refused_and_does_not_run(theirs):
     assert not target.exists()
 
 
-def test_a_pickled_module_is_refused(theirs):
-    _as_pickle(theirs, torch.nn.Linear(2, 2))
-    import_refused(
-        theirs,
-        "contains something other than tensors, or is damaged, and was not loaded; save the weights alone: "
-        "torch.save(model.state_dict(), FILE)",
-    )
-
-
-@pytest.mark.parametrize("contents", [[torch.ones(1)], {"a": 1}, torch.ones(1), {"m": {"b": torch.ones(1)}}])
 @pytest.mark.parametrize("is_new", [True, False])
-def test_a_pickle_without_tensors_by_name_or_of_the_older_format_is_refused(theirs, contents, is_new):
-    _as_pickle(theirs, contents, _use_new_zipfile_serialization=is_new)
-    import_refused(theirs, "pytorch_model.bin contains something other than tensors", "torch 1.6 or later")
+def test_a_pickle_without_tensors_by_name_or_of_the_older_format_is_refused(theirs, is_new):
+    one = torch.ones(1)
+    for contents in ([one], {"a": 1}, one, {"m": {"b": one}}, torch.nn.Linear(2, 2)):
+        _as_pickle(theirs, contents, _use_new_zipfile_serialization=is_new)
+        import_refused(
+            theirs, "pytorch_model.bin contains something other than tensors", "torch 1.6 or later"
+        )
 
 
 def test_weights_of_torch_are_read_like_those_of_safetensors(theirs, originals):
@@ -467,14 +432,14 @@ def test_values_that_are_not_finite_are_not_exported(ours):
     [
         (
             lambda tensors: tensors.pop("final_norm.weight"),
-            "final_norm.weight is not in the checkpoint of this model",
+            "final_norm.weight has the shape none, and in the",
         ),
-        (lambda tensors: tensors.update(more=torch.ones(2)), "more is in the checkpoint of this model"),
+        (lambda tensors: tensors.update(more=torch.ones(2)), "more has the shape (2,), and in the"),
         (lambda tensors: tensors.pop(TOKEN_EMBEDDING), f"contains no {TOKEN_EMBEDDING}; save it again"),
         (lambda tensors: tensors.update({TOKEN_EMBEDDING: torch.ones(())}), f"contains no {TOKEN_EMBEDDING}"),
         (
             lambda tensors: tensors.update({"final_norm.weight": torch.ones(17)}),
-            "final_norm.weight has the shape (17,), but the model has (16,); save it again",
+            "final_norm.weight has the shape (17,), and in the model that it records (16,); save it again",
         ),
     ],
 )
@@ -622,12 +587,6 @@ def test_a_vocabulary_that_is_shorter_than_the_tokenizer_is_refused(ours, theirs
     )
     with pytest.raises(ConversionError, match="has 280 entries, but the token embedding only 10 rows"):
         verify(ours, theirs)
-
-
-def test_texts_need_the_sources_of_python(tmp_path, monkeypatch):
-    monkeypatch.setattr(texts.sysconfig, "get_path", lambda name: str(tmp_path))
-    with pytest.raises(ConversionError, match="too few sources of Python's standard library"):
-        texts.real_text.__wrapped__()
 
 
 def test_a_path_with_a_line_break_or_a_space_gives_a_configuration_that_is_read(

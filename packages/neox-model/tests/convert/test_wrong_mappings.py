@@ -226,8 +226,8 @@ def without_proof(convert, *arguments):
 
 def by_results_alone(convert, *arguments):
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("compare_architectures", "compare_tensors"):
-            patch.setattr(proof, name, lambda *arguments: None)
+        for name in ("differences", "compare_tensors"):
+            patch.setattr(proof, name, lambda *arguments: [])
         return convert(*arguments)
 
 

@@ -29,6 +29,7 @@ from neox_model.assembly.model import build_plan
 from neox_model.checkpoint.errors import DamagedManifestError
 from neox_model.checkpoint.names import in_model_order
 from neox_model.convert.errors import ConversionError
+from neox_model.convert.families.family import lookup
 from neox_model.convert.stored import StoredWeights
 from neox_model.convert.weights import HEAD
 from neox_model.parallel.groups import SINGLE_PROCESS
@@ -132,16 +133,12 @@ class Checkpoint(StoredWeights):
             ConversionError: a weight is missing, additional or of another shape.
         """
         expected, stored = tensor_shapes(self.model, self.resolved.run, self.vocab_size), self.shapes
-        for name in sorted(expected.keys() ^ stored.keys()):
-            where = "is not in" if name in expected else "is in"
-            raise ConversionError(
-                f"{self.folder}: {name} {where} the checkpoint of this model; save it again"
-            )
-        for name, shape in expected.items():
-            if shape != stored[name]:
+        for name in in_model_order(expected.keys() | stored.keys()):
+            there, here = (names.get(name, "none") for names in (stored, expected))
+            if there != here:
                 raise ConversionError(
-                    f"{self.folder}: {name} has the shape {stored[name]}, but the model has {shape}; save it "
-                    "again"
+                    f"{self.folder}: {name} has the shape {there}, and in the model that it records {here}; "
+                    "save it again"
                 )
 
     def tokenizer(
@@ -215,10 +212,8 @@ class Checkpoint(StoredWeights):
 def _was_compressed(recorded: Mapping[str, Any]) -> bool:
     """Return True if a run quantized or pruned weights, or quantized inputs."""
     parts = recorded.get("compression_training")
-    if not isinstance(parts, Mapping):
-        return False
-    shared = [part.get("shared_parameters") for part in parts.values() if isinstance(part, Mapping)]
-    return any(isinstance(each, Mapping) and each.get("enabled") for each in shared)
+    names = parts if isinstance(parts, Mapping) else ()
+    return any(lookup(recorded, f"compression_training.{name}.shared_parameters.enabled") for name in names)
 
 
 def _of_another_version(folder: Path, error: Exception) -> ConversionError:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -229,16 +230,11 @@ class Reader:
                     f"{self._files.folder}: {name} has the shape {there}, but config.json requires {shape}; "
                     "copy the folder again"
                 )
-        if len({self._files.tensors[name].dtype for name in names}) > 1:
-            raise ConversionError(
-                f"{self._files.folder}: {', '.join(names)} have different dtypes; load the model with "
-                "transformers in one dtype and save it again"
-            )
         return names
 
     def dtype(self, tensor: Tensors) -> torch.dtype:
-        """Return the stored dtype of a tensor's parts."""
-        return self._files.tensors[next(iter(tensor.theirs))].dtype
+        """Return the dtype that holds all values of a tensor's parts, which may have several."""
+        return reduce(torch.promote_types, (self._files.tensors[name].dtype for name in tensor.theirs))
 
     def chunks(self, tensor: Tensors) -> Iterator[Tensor]:
         """Yield the values of a tensor of ours, in row-major order.
@@ -255,12 +251,12 @@ class Reader:
         yield self._finite(tensor, tensor.joined(parts))
 
     def _finite(self, tensor: Tensors, values: Tensor) -> Tensor:
-        if not bool(values.isfinite().all()):
-            raise ConversionError(
-                f"{self._files.folder}: {', '.join(tensor.theirs)} contains values that are not finite, as "
-                "after a training that diverged; pass another checkpoint of the model"
-            )
-        return values
+        if bool(values.isfinite().all()):
+            return values
+        raise ConversionError(
+            f"{self._files.folder}: {', '.join(tensor.theirs)} contains values that are not finite, as after "
+            "a run that diverged; pass another checkpoint of the model"
+        )
 
 
 def _write_checkpoint(aside: Path, found: HuggingFaceModel) -> Path:

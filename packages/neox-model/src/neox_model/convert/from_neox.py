@@ -1,7 +1,7 @@
 """Write a checkpoint of GPT-NeoX as a checkpoint of ours, with a configuration."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from math import prod
 from pathlib import Path
@@ -9,8 +9,6 @@ from typing import Any
 
 from neox_config import load_config, resolve
 from neox_config.counted import counted
-from neox_config.facts.learning_rate import Curve
-from neox_config.schema.sections.training import TrainingSection
 from neox_config.spec.model import Norm
 from neox_config.spec.read_run import read_update
 from neox_config.spec.refusals import CURVE_CLASS
@@ -21,14 +19,14 @@ from neox_model.convert.differences import attention_of
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.neox.files import NeoXFiles
 from neox_model.convert.neox.folder import find_folder
-from neox_model.convert.neox.proof import compare_blocks, compare_rows, compare_sinusoids
-from neox_model.convert.neox.settings import read_settings
+from neox_model.convert.neox.proof import compare_blocks, compare_rows
+from neox_model.convert.neox.settings import Settings, read_settings
 from neox_model.convert.neox.tensors import Joined, joined_tensors, order_of
 from neox_model.convert.neox.tokenizer import check_padding, find_named_tokenizer
 from neox_model.convert.output import folder_written_aside, refuse_existing
 from neox_model.convert.proof import provenance
 from neox_model.convert.proof.comparison import Figures
-from neox_model.convert.tokenizer_files import FoundTokenizer, padding_multiple, rows_to_keep, write_json
+from neox_model.convert.tokenizer_files import padding_multiple, rows_to_keep, write_json
 from neox_model.convert.weights import PRECISIONS
 from neox_model.convert.written_checkpoint import recorded_config, write_checkpoint
 from neox_model.convert.yaml_file import CONFIGURATION, write_settings
@@ -103,7 +101,6 @@ def from_neox(
         **tokenizer.settings(output.absolute()),
     }
     with folder_written_aside(output) as aside:
-        tokenizer.copy(aside)
         write_settings(
             aside / CONFIGURATION,
             parameters,
@@ -112,48 +109,49 @@ def from_neox(
             command="from-neox",
             notes=_NOTES,
         )
-        progress = _progress(
-            files,
-            read_update(settings.config).curve,
-            settings.config.training,
-            seq_length=settings.config.model.seq_length,
-            iteration=iteration,
+        tokenizer.copy(aside)
+        recorded = recorded_config(
+            resolve(load_config([aside / CONFIGURATION]), devices=1), tokenizer.tokenizer
         )
-        checkpoint = _write_checkpoint(aside, files, plan, tokenizer, iteration, progress)
-        result = _prove(files, checkpoint, plan, order, also_read=[*settings.read, *tokenizer.read])
+        del recorded[SAMPLES_PER_ITERATION]  # That of model.yml is not that of the training.
+        joined = {each.ours: each for each in plan}
+        written = write_checkpoint(
+            aside,
+            [StreamedTensor(each.ours, each.shape, files.dtype(each.key)) for each in plan],
+            lambda name: joined[name].chunks(files),
+            recorded,
+            iteration=iteration,
+            progress=_progress(files, settings, iteration),
+        )
+        read = [*files.read, *settings.read, *tokenizer.read]
+        result = _prove(files, Checkpoint(written), plan, order)
+        result |= provenance(files.folder, written, packages=(), read=read)
         write_json(aside / "verification.json", result)
     _warn(files, iteration, model.norm, output)
     return result
 
 
-def _progress(
-    files: NeoXFiles, curve: Curve | None, section: TrainingSection, *, seq_length: int, iteration: int
-) -> dict[str, Any]:
-    """Return the entries of a manifest that describe a training.
+def _progress(files: NeoXFiles, settings: Settings, iteration: int) -> dict[str, Any]:
+    """Return the entries of a manifest that describe a run.
 
-    Samples are counted as DeepSpeed recorded them. Without them, or without a curve, there is no state, so
-    that a training can start from the weights, but not continue.
-
-    Args:
-        files: the checkpoint.
-        curve: its learning rate; None: it follows from train_epochs, so from data that is not read here.
-        section: evaluations of its training.
-        seq_length: tokens of a sample.
-        iteration: finished iterations.
+    Samples are counted as DeepSpeed recorded them. Without them, or without a learning rate (that of
+    train_epochs follows from data that is not read here), a run can start from the weights, but not continue.
     """
     counts = [files.state.get(name) for name in ("global_samples", "skipped_steps")]
     samples, skipped = (each if type(each) is int and each >= 0 else None for each in counts)
+    config = settings.config
+    curve = read_update(config).curve
     if curve is None or samples is None or (samples == 0) != (iteration == 0):
         return {}
-    evaluations = iteration // section.eval_interval
+    evaluations = iteration // config.training.eval_interval
     batch = samples // iteration if iteration else 0
     return {
         "training": {
             "iteration": iteration,
             "samples": samples,
-            "tokens": samples * seq_length,
+            "tokens": samples * config.model.seq_length,
             "skipped_iterations": skipped or 0,
-            "validation_samples": evaluations * section.eval_iters * batch,
+            "validation_samples": evaluations * config.training.eval_iters * batch,
             "batch_sizes": [[0, batch]] if iteration and samples % iteration == 0 else [],
         },
         "engine": {"global_steps": iteration, "global_samples": samples},
@@ -187,44 +185,13 @@ def _warn(files: NeoXFiles, iteration: int, norm: Norm, output: Path) -> None:
         )
 
 
-def _write_checkpoint(
-    aside: Path,
-    files: NeoXFiles,
-    plan: Sequence[Joined],
-    tokenizer: FoundTokenizer,
-    iteration: int,
-    progress: Mapping[str, Any],
-) -> Checkpoint:
-    """Write `global_stepN` and `latest`, and return the checkpoint."""
-    joined = {each.ours: each for each in plan}
-    streamed = [StreamedTensor(each.ours, each.shape, files.dtype(each.key)) for each in plan]
-    config = recorded_config(resolve(load_config([aside / CONFIGURATION]), devices=1), tokenizer.tokenizer)
-    del config[SAMPLES_PER_ITERATION]  # That of model.yml is not that of the training.
-    written = write_checkpoint(
-        aside,
-        streamed,
-        lambda name: joined[name].chunks(files),
-        config,
-        iteration=iteration,
-        progress=progress,
-    )
-    return Checkpoint(written)
-
-
 def _prove(
-    files: NeoXFiles,
-    checkpoint: Checkpoint,
-    plan: Sequence[Joined],
-    order: str | None,
-    *,
-    also_read: Sequence[Path],
+    files: NeoXFiles, checkpoint: Checkpoint, plan: Sequence[Joined], order: str | None
 ) -> dict[str, Any]:
     """Compare the written checkpoint with the files, and return what was seen."""
     checkpoint.check_shapes()
     figures = Figures(other="the ranks of GPT-NeoX's checkpoint")
-    model, run = checkpoint.model, checkpoint.resolved.run
-    compare_rows(files, checkpoint, figures, num_layers=len(model.layers))
-    compare_sinusoids(model, run, figures)
+    compare_rows(files, checkpoint, figures, num_layers=len(checkpoint.model.layers))
     compare_blocks(files, checkpoint, figures, order=order)
     read, apart = {each.key for each in plan}, files.differences
     averaged = {
@@ -246,5 +213,4 @@ def _prove(
         "largest_differences": figures.plain(),
         "limit": figures.limit,
         "optimizer_states": "not converted",
-        **provenance(files.folder, checkpoint.folder, packages=(), read=[*files.read, *also_read]),
     }

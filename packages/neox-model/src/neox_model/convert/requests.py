@@ -24,11 +24,7 @@ _POINTER = b"version https://git-lfs.github.com/spec/v1"
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return the `config.json` of a model of transformers, whose class can be converted.
-
-    Raises:
-        ConversionError: there is none, it is damaged, or its class cannot be converted.
-    """
+    """Return the `config.json` of a model of transformers, whose class can be converted."""
     reason = why_another(folder, MODEL)
     if reason is not None:
         raise ConversionError(reason)
@@ -55,11 +51,7 @@ def _refuse_pointers(folder: Path) -> None:
 
 
 def check_model(folder: Path) -> dict[str, Any]:
-    """Return the `config.json` of a model of transformers with a tokenizer.
-
-    Raises:
-        ConversionError: it cannot be converted, or has no tokenizer.
-    """
+    """Return the `config.json` of a model of transformers with a tokenizer."""
     config = read_config(folder)
     tokenizer_names(folder)
     return config
@@ -78,11 +70,7 @@ def check_side(folder: Path) -> None:
 
 
 def check_adapters(folder: Path, model: Path | None) -> None:
-    """Check adapters of PEFT, and their base of transformers (None: the one that they name).
-
-    Raises:
-        ConversionError: one of them is not there, or the base cannot be converted.
-    """
+    """Check adapters of PEFT, and their base of transformers (None: the one that they name)."""
     reason = why_another(folder, PEFT)
     if reason is not None:
         raise ConversionError(reason)
@@ -91,11 +79,7 @@ def check_adapters(folder: Path, model: Path | None) -> None:
 
 
 def named_model(folder: Path) -> Path:
-    """Return the folder of the base that PEFT's adapters name.
-
-    Raises:
-        ConversionError: it is not a folder here.
-    """
+    """Return the folder of the base that PEFT's adapters name."""
     named = read_json(folder / ADAPTERS).get("base_model_name_or_path")
     if isinstance(named, str) and is_model(Path(named)):
         return Path(named)

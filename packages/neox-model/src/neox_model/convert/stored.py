@@ -1,7 +1,5 @@
 """The weights of a checkpoint of ours, which are read tensor by tensor."""
 
-from collections.abc import Iterator
-from math import prod
 from pathlib import Path
 
 import torch
@@ -13,12 +11,12 @@ from neox_model.checkpoint.dtypes import DTYPES
 from neox_model.checkpoint.names import in_model_order
 from neox_model.checkpoint.shards import ShardReader
 from neox_model.convert.errors import ConversionError
-from neox_model.convert.weights import CHUNK
+from neox_model.convert.weights import TensorReader
 
 __all__ = ["StoredWeights"]
 
 
-class StoredWeights:
+class StoredWeights(TensorReader):
     """The weights in a checkpoint.
 
     Args:
@@ -59,30 +57,12 @@ class StoredWeights:
         """Return the stored dtype of a weight."""
         return DTYPES[self.manifest.tensors[name].dtype]
 
-    def whole(self, name: str) -> Tensor:
-        """Return a weight in its stored dtype."""
-        record = self.manifest.tensors[name]
-        values = torch.empty(prod(record.shape), dtype=DTYPES[record.dtype])
-        self._fill(name, values, 0)
-        return values.view(record.shape)
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a weight."""
+        return self.manifest.tensors[name].shape
 
-    def row_chunks(self, name: str, count: int | None = None) -> Iterator[Tensor]:
-        """Yield the first `count` rows of a weight (None: all), some at a time, in the stored dtype."""
-        shape = self.manifest.tensors[name].shape
-        row = prod(shape[1:])
-        step = max(1, CHUNK // max(1, row))
-        total = shape[0] if count is None else count
-        for start in range(0, total, step):
-            yield self.rows(name, start, min(total, start + step))
-
-    def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Return some rows of a weight in its stored dtype."""
-        row = self.manifest.tensors[name].shape[1:]
-        values = torch.empty((stop - start, *row), dtype=self.dtype(name))
-        self._fill(name, values.view(-1), start * prod(row))
+    def elements(self, name: str, start: int, stop: int) -> Tensor:
+        """Return some elements of a weight, in row-major order."""
+        values = torch.empty(stop - start, dtype=self.dtype(name))
+        self._reader.fill(values, name, (tuple((0, length) for length in self.shape(name)), start, stop))
         return values
-
-    def _fill(self, name: str, values: Tensor, start: int) -> None:
-        record = self.manifest.tensors[name]
-        block = tuple((0, length) for length in record.shape)
-        self._reader.fill(values, name, (block, start, start + values.numel()))

@@ -109,13 +109,7 @@ def to_hf(
 def _values(
     weights: StoredWeights, tensors: Sequence[Tensors], dtypes: Mapping[str, torch.dtype]
 ) -> Iterator[tuple[str, Iterable[Tensor]]]:
-    """Yield the values of each tensor of theirs, in chunks.
-
-    Args:
-        weights: the source.
-        tensors: ours with theirs, in the order of the model.
-        dtypes: what ours are converted to.
-    """
+    """Yield the values of each tensor of theirs, in chunks; `dtypes` are what ours are converted to."""
     for tensor in tensors:
         if tensor.form.is_same:
             (name,) = tensor.theirs

@@ -53,8 +53,14 @@ class FoundTokenizer:
     tokenizer: Tokenizer
 
     def copy(self, target: Path) -> None:
-        """Copy the files into a folder."""
+        """Copy the files into a folder.
+
+        Raises:
+            ConversionError: one would replace another.
+        """
         for path in self.files.values():
+            if (target / path.name).exists():
+                raise ConversionError(f"two files are called {path.name}; give {path} another name")
             copy = shutil.copytree if path.is_dir() else shutil.copyfile
             copy(path, target / path.name)
 

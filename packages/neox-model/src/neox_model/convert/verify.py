@@ -29,14 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Theirs:
-    """A model of transformers, whose tensors are read as those of a checkpoint.
-
-    Args:
-        folder: its folder.
-
-    Raises:
-        ConversionError: it cannot be read, or two tensors of the files have the same name today.
-    """
+    """A model of transformers, whose tensors are read as those of a checkpoint."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.config = folder, read_config(folder)

@@ -8,6 +8,7 @@ import json
 import logging
 import struct
 import zipfile
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -36,6 +37,7 @@ __all__ = [
     "PRECISIONS",
     "UNREADABLE",
     "Stored",
+    "TensorReader",
     "WeightFiles",
     "open_weights",
     "write_weights",
@@ -60,6 +62,36 @@ UNREADABLE = (
 """What torch raises for files that are damaged, or contain something other than what is allowed."""
 
 
+class TensorReader(ABC):
+    """Reads tensors, whole or some rows at a time."""
+
+    @abstractmethod
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor."""
+
+    @abstractmethod
+    def elements(self, name: str, start: int, stop: int) -> Tensor:
+        """Return a copy of some elements of a tensor, in row-major order."""
+
+    def whole(self, name: str) -> Tensor:
+        """Return a tensor in its stored dtype."""
+        shape = self.shape(name)
+        return self.elements(name, 0, prod(shape)).view(shape)
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Return some rows of a tensor in its stored dtype."""
+        row = self.shape(name)[1:]
+        return self.elements(name, start * prod(row), stop * prod(row)).view(stop - start, *row)
+
+    def row_chunks(self, name: str, count: int | None = None) -> Iterator[Tensor]:
+        """Yield the first `count` rows of a tensor (None: all), some at a time."""
+        shape = self.shape(name)
+        step = max(1, CHUNK // max(1, prod(shape[1:])))
+        total = (shape[0] if shape else 1) if count is None else count
+        for start in range(0, total, step):
+            yield self.rows(name, start, min(total, start + step))
+
+
 @dataclass(frozen=True, slots=True)
 class Stored:
     """A stored tensor: its file and its name there, shape and dtype."""
@@ -70,7 +102,7 @@ class Stored:
     dtype: torch.dtype
 
 
-class WeightFiles:
+class WeightFiles(TensorReader):
     """The tensors of a folder.
 
     Args:
@@ -108,29 +140,16 @@ class WeightFiles:
                 "again"
             )
 
-    def whole(self, name: str) -> Tensor:
-        """Return a copy of a tensor."""
-        stored = self.tensors[name]
-        return self._elements(name, 0, prod(stored.shape)).view(stored.shape)
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor."""
+        return self.tensors[name].shape
 
-    def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Return a copy of some rows of a tensor."""
-        row = self.tensors[name].shape[1:]
-        return self._elements(name, start * prod(row), stop * prod(row)).view(stop - start, *row)
-
-    def _elements(self, name: str, start: int, stop: int) -> Tensor:
+    def elements(self, name: str, start: int, stop: int) -> Tensor:
+        """Return a copy of some elements of a tensor, in row-major order."""
         file, stored = self.tensors[name].file, self.tensors[name].name
         if file.suffix == ".bin":
             return _unpickled(file)[stored].reshape(-1)[start:stop].clone()
         return self._open[file].tensor(stored, (start, stop))
-
-    def row_chunks(self, name: str, count: int | None = None) -> Iterator[Tensor]:
-        """Yield the first `count` rows of a tensor (None: all), some at a time."""
-        shape = self.tensors[name].shape
-        step = max(1, CHUNK // max(1, prod(shape[1:])))
-        total = (shape[0] if shape else 1) if count is None else count
-        for start in range(0, total, step):
-            yield self.rows(name, start, min(total, start + step))
 
     def _find(self, single: str) -> tuple[list[Path], dict[str, str]]:
         """Return the files, and for each name that an index lists the one that should contain it."""

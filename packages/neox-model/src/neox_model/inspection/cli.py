@@ -68,7 +68,7 @@ def inspect(folder: Path, iteration: int | None, with_tensors: bool, as_json: bo
 @click.option("--all", "every", is_flag=True, help="Verify all checkpoints in the folder.")
 @_JSON
 def verify(folder: Path, iteration: int | None, every: bool, as_json: bool) -> None:
-    """Verify a checkpoint: files, checksums, that its manifest fits together, and that values are finite."""
+    """Verify a checkpoint: files, checksums, counters, and that values are finite."""
     if every and iteration is not None:
         raise RequestError("--all verifies every iteration; leave out one of the two")
     folders = all_checkpoints(folder) if every else [find_checkpoint(folder, iteration)]

@@ -14,16 +14,9 @@ __all__ = ["all_figures"]
 _MOST_TENSORS = 6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Spec:
-    """A figure: the metrics that it shows with their labels.
-
-    Args:
-        scale: factor of the values.
-        shown: formats a value.
-        is_log: logarithmic axis if possible.
-        dots: metrics with few values.
-    """
+    """A figure: its metrics with their labels, and those of few values, which are marked by dots."""
 
     title: str
     unit: str
@@ -35,71 +28,46 @@ class _Spec:
 
 
 _LOSS = _Spec(
-    title="Loss",
-    unit="nats per token",
-    metrics={"loss/train": "training", "loss/validation": "validation", "loss/test": "test"},
+    "Loss",
+    "nats per token",
+    {"loss/train": "training", "loss/validation": "validation", "loss/test": "test"},
     is_log=True,
     dots=("loss/validation", "loss/test"),
 )
+_MFU = {"throughput/mfu": "MFU (full)", "throughput/mfu_causal": "MFU (causal)"}
+_DEVICE = {"peak_allocated": "most allocated", "allocated": "allocated", "reserved": "reserved"}
+_PHASES = ("forward", "backward", "step", "pipeline", "data", "other")
 _OTHERS = (
-    _Spec(title="Learning rate", unit="per update", metrics={"optimizer/learning_rate": "learning rate"}),
+    _Spec("Learning rate", "per update", {"optimizer/learning_rate": "learning rate"}),
     _Spec(
-        title="Gradient norm",
-        unit="2-norm of all gradients before clipping",
-        metrics={"optimizer/grad_norm": "gradient norm"},
+        "Gradient norm",
+        "2-norm of all gradients before clipping",
+        {"optimizer/grad_norm": "gradient norm"},
         is_log=True,
     ),
-    _Spec(title="Loss scale", unit="float16", metrics={"optimizer/loss_scale": "loss scale"}, is_log=True),
+    _Spec("Loss scale", "float16", {"optimizer/loss_scale": "loss scale"}, is_log=True),
+    _Spec("Throughput", "tokens per second, all devices", {"throughput/tokens_per_second": "tokens/s"}),
+    _Spec("Speed per device", "TFLOP/s", {"throughput/tflops_per_device": "TFLOP/s per device"}),
+    _Spec("Model FLOPs utilization", "percent of the device's peak", _MFU, scale=100.0),
     _Spec(
-        title="Throughput",
-        unit="tokens per second, all devices",
-        metrics={"throughput/tokens_per_second": "tokens/s"},
-    ),
-    _Spec(
-        title="Speed per device",
-        unit="TFLOP/s",
-        metrics={"throughput/tflops_per_device": "TFLOP/s per device"},
-    ),
-    _Spec(
-        title="Model FLOPs utilization",
-        unit="percent of the device's peak",
-        metrics={"throughput/mfu": "MFU (full)", "throughput/mfu_causal": "MFU (causal)"},
-        scale=100.0,
-    ),
-    _Spec(
-        title="Device memory",
-        unit="rank 0",
-        metrics={
-            "memory/peak_allocated_bytes": "most allocated",
-            "memory/allocated_bytes": "allocated",
-            "memory/reserved_bytes": "reserved",
-        },
+        "Device memory",
+        "rank 0",
+        {f"memory/{name}_bytes": label for name, label in _DEVICE.items()},
         shown=size,
     ),
     _Spec(
-        title="Host memory",
-        unit="resident, rank 0",
-        metrics={"memory/host_bytes": "now", "memory/host_peak_bytes": "at most"},
+        "Host memory",
+        "resident, rank 0",
+        {"memory/host_bytes": "now", "memory/host_peak_bytes": "at most"},
         shown=size,
     ),
     _Spec(
-        title="Time of an iteration",
-        unit="seconds, by phase where measured",
-        metrics={
-            "time/iteration": "whole",
-            "time/forward": "forward",
-            "time/backward": "backward",
-            "time/step": "step",
-            "time/pipeline": "pipeline",
-            "time/data": "data",
-            "time/other": "other",
-        },
+        "Time of an iteration",
+        "seconds, by phase where measured",
+        {"time/iteration": "whole", **{f"time/{phase}": phase for phase in _PHASES}},
     ),
     _Spec(
-        title="Gradient noise scale",
-        unit="samples",
-        metrics={"gradient_noise_scale/simple": "simple noise scale"},
-        is_log=True,
+        "Gradient noise scale", "samples", {"gradient_noise_scale/simple": "simple noise scale"}, is_log=True
     ),
 )
 
@@ -107,20 +75,20 @@ _OTHERS = (
 def all_figures(runs: Sequence[Run]) -> Html:
     """Return all figures for which a run has values; several runs are drawn into the same figures."""
     marks = [mark for run in runs for mark in _marks(run, named=len(runs) > 1)]
-    figures = []
-    for spec in (_LOSS, *_OTHERS, *_by_tensor(runs)):
-        lines = [line for run in runs for line in _lines(spec, run, named=len(runs) > 1)]
-        drawn = figure(
-            spec.title,
-            lines,
-            unit=spec.unit,
-            marks=marks,
-            is_log=spec.is_log,
-            is_wide=spec is _LOSS,
-            shown=spec.shown,
+    return Html(
+        "".join(
+            figure(
+                spec.title,
+                [line for run in runs for line in _lines(spec, run, named=len(runs) > 1)],
+                unit=spec.unit,
+                marks=marks,
+                is_log=spec.is_log,
+                is_wide=spec is _LOSS,
+                shown=spec.shown,
+            )
+            for spec in (_LOSS, *_OTHERS, *_by_tensor(runs))
         )
-        figures.append(drawn)
-    return Html("".join(figures))
+    )
 
 
 def _lines(spec: _Spec, run: Run, *, named: bool) -> Iterator[Line]:
@@ -156,18 +124,10 @@ def _by_tensor(runs: Sequence[Run]) -> Iterator[_Spec]:
         ("gradient_norms/", "Norms of gradients"),
         ("optimizer_state_norms/", "Norms of optimizer states"),
     ):
-        last = {
-            name: column.last
-            for run in runs
-            for name, column in run.columns.items()
-            if name.startswith(prefix)
-        }
+        columns = {name: column for run in runs for name, column in run.columns.items()}
+        last = {name: column.last for name, column in columns.items() if name.startswith(prefix)}
         largest = sorted(last, key=last.__getitem__, reverse=True)[:_MOST_TENSORS]
         some = f", the {len(largest)} largest of {len(last):,} tensors" if len(last) > len(largest) else ""
         if largest:
-            yield _Spec(
-                title=title,
-                unit=f"2-norm{some}",
-                metrics={name: name.removeprefix(prefix) for name in largest},
-                is_log=True,
-            )
+            labels = {name: name.removeprefix(prefix) for name in largest}
+            yield _Spec(title, f"2-norm{some}", labels, is_log=True)

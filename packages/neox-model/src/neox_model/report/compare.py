@@ -59,14 +59,16 @@ def _facts(about: Mapping[str, Any]) -> dict[tuple[str, str], str]:
     for name, value in flattened(about.get("config", {})).items():
         is_data = any(part in name for part in _DATA)
         found["data" if is_data else "configuration", name] = plain(value)
-    for subject in ("layout", "packages", "code"):
-        for name, value in about.get(subject, {}).items():
-            found[subject, name] = str(value)
-    if "train_batch_size" in about.get("derived", {}):
-        found["layout", "train_batch_size"] = str(about["derived"]["train_batch_size"])
-    for kind, name in (about.get("attention") or {}).items():
-        found["device", f"attention backend, {kind}"] = str(name)
-    for name in ("device", "devices", "host"):
-        if name in about:
-            found["device", name] = str(about[name])
-    return found
+    derived, attention = about.get("derived", {}), about.get("attention") or {}
+    others = {
+        **{subject: about.get(subject, {}) for subject in ("packages", "code")},
+        "layout": {
+            **about.get("layout", {}),
+            **{name: derived[name] for name in ("train_batch_size",) if name in derived},
+        },
+        "device": {
+            **{f"attention backend, {kind}": backend for kind, backend in attention.items()},
+            **{name: about[name] for name in ("device", "devices", "host") if name in about},
+        },
+    }
+    return found | {(what, name): str(value) for what, row in others.items() for name, value in row.items()}

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from neox_model.report.markup import Html, element, json_block, number, trimmed
 from neox_model.report.series import Curve
@@ -51,15 +52,21 @@ class Mark:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Frame:
+class _Axes:
     """The ranges of both axes, and the places of values in the drawing."""
 
-    first: float
-    last: float
-    low: float
-    high: float
-    is_log: bool
+    def __init__(self, lines: Sequence[Line], *, is_log: bool) -> None:
+        curves = [line.curve for line in lines]
+        self.first, self.last = min(min(each.at) for each in curves), max(max(each.at) for each in curves)
+        self.last = max(self.last, self.first + 1)
+        low, high = min(min(each.low) for each in curves), max(max(each.high) for each in curves)
+        self.is_log = is_log and low > 0 and high > 3 * low
+        if self.is_log:
+            self.low, self.high = low / 1.1, high * 1.1
+        else:
+            margin = 0.05 * (high - low) or abs(high) * 0.1 or 1.0
+            self.low = max(0.0, low - margin) if low >= 0 else low - margin
+            self.high = high + margin
 
     def x(self, iteration: float) -> float:
         return (iteration - self.first) / (self.last - self.first) * _SIDE
@@ -69,6 +76,27 @@ class _Frame:
             math.log10(each) if self.is_log else each for each in (self.low, self.high, value)
         )
         return (1 - (value - low) / (high - low)) * _SIDE
+
+    def points(self, iterations: Sequence[float], values: Sequence[float]) -> list[str]:
+        pairs = zip(iterations, values, strict=True)
+        return [f"{self.x(iteration):.1f},{self.y(value):.1f}" for iteration, value in pairs]
+
+    def grid(self) -> list[float]:
+        """Return three to six round values."""
+        if not self.is_log:
+            return _round_values(self.low, self.high, 4)
+        exponents = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+        steps = (1, 2, 5) if len(exponents) <= 3 else (1,)
+        found = [step * 10.0**exponent for exponent in exponents for step in steps]
+        return [value for value in found[:: max(1, len(found) // 7)] if self.low <= value <= self.high]
+
+
+def _round_values(low: float, high: float, count: int, *, least: float = 0.0) -> list[float]:
+    """Return about `count` round values between two, at least `least` apart."""
+    rough = max(least, (high - low) / count)
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next((step * power for step in (1, 2, 5) if step * power >= rough), 10 * power)
+    return [step * place for place in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def figure(
@@ -95,165 +123,105 @@ def figure(
     lines = [line for line in lines if line.curve.at]
     if not lines:
         return Html("")
-    frame = _frame(lines, is_log=is_log)
-    grid = [value for value in _ticks(frame) if frame.low <= value <= frame.high]
+    axes = _Axes(lines, is_log=is_log)
     ends = [
         f"{line.label} from {shown(line.curve.mean[0])} at iteration {line.curve.at[0]:,.0f} to "
         f"{shown(line.curve.mean[-1])} at {line.curve.at[-1]:,.0f}"
         for line in lines
     ]
-    heights = [f"{frame.y(value):.1f}" for value in grid]
+    grid = axes.grid()
+    # As many digits as make the values differ.
+    texts = ([trimmed(shown(value, digits=digits)) for value in grid] for digits in range(4, 16))
+    labels = next((found for found in texts if len(set(found)) == len(grid)), [""] * len(grid))
+    heights = [f"{axes.y(value):.1f}" for value in grid]
     drawing = element(
         "svg",
         element("title", f"{title}: {'; '.join(ends)}"),
         *(element("line", x1=0, x2=_SIDE, y1=y, y2=y, class_="grid") for y in heights),
-        *(_drawn(line, place, frame) for place, line in enumerate(lines)),
+        *(_drawn(line, place, axes) for place, line in enumerate(lines)),
         viewBox=f"0 0 {_SIDE} {_SIDE}",
         preserveAspectRatio="none",
         role="img",
     )
-    labels = [
-        element("span", text, class_="y", style=f"top:{frame.y(value) / 10:.2f}%")
-        for value, text in zip(grid, _tick_texts(grid, shown), strict=True)
+    names = [
+        element("span", text, class_="y", style=f"top:{axes.y(value) / 10:.2f}%")
+        for value, text in zip(grid, labels, strict=True)
     ]
-    plot = element(
-        "div",
-        drawing,
-        *_placed(marks, frame),
-        element("i", class_="cross"),
-        class_="plot",
-    )
-    scale = ", logarithmic" if frame.is_log else ""
+    plot = element("div", drawing, *_placed(marks, axes), element("i", class_="cross"), class_="plot")
     return element(
         "figure",
-        element("figcaption", element("b", title), element("small", unit + scale)),
-        _legend(lines, marks),
-        element("div", *labels, plot, class_="frame"),
-        element("div", *_iterations(frame), class_="xaxis"),
+        element("figcaption", element("b", title), element("small", unit + ", logarithmic" * axes.is_log)),
+        element("ul", *_legend(lines, marks), class_="legend"),
+        element("div", *names, plot, class_="frame"),
+        element("div", *_iterations(axes), class_="xaxis"),
         element("output", "", class_="tip"),
-        _data(lines, frame, shown),
+        # What the script shows under the pointer.
+        json_block(
+            {"first": axes.first, "last": axes.last, "lines": [_values(line, shown) for line in lines]},
+            class_="data",
+        ),
         class_="wide" if is_wide else None,
     )
 
 
-def _frame(lines: Sequence[Line], *, is_log: bool) -> _Frame:
-    first = min(min(line.curve.at) for line in lines)
-    last = max(max(line.curve.at) for line in lines)
-    low = min(min(line.curve.low) for line in lines)
-    high = max(max(line.curve.high) for line in lines)
-    is_log = is_log and low > 0 and high > 3 * low
-    margin = 0.05 * (high - low) or abs(high) * 0.1 or 1.0
-    if is_log:
-        low, high = low / 1.1, high * 1.1
-    else:
-        low, high = (max(0.0, low - margin) if low >= 0 else low - margin), high + margin
-    return _Frame(first, last if last > first else first + 1, low, high, is_log)
-
-
-def _ticks(frame: _Frame) -> list[float]:
-    """Return three to six round values."""
-    if frame.is_log:
-        exponents = range(math.floor(math.log10(frame.low)), math.ceil(math.log10(frame.high)) + 1)
-        steps = (1, 2, 5) if len(exponents) <= 3 else (1,)
-        found = [step * 10.0**exponent for exponent in exponents for step in steps]
-        return found[:: max(1, len(found) // 7)]
-    step = _round_step((frame.high - frame.low) / 4)
-    start = math.ceil(frame.low / step)
-    return [step * place for place in range(start, math.floor(frame.high / step) + 1)]
-
-
-def _round_step(rough: float) -> float:
-    power = 10.0 ** math.floor(math.log10(rough))
-    return next((step * power for step in (1, 2, 5) if step * power >= rough), 10 * power)
-
-
-def _drawn(line: Line, place: int, frame: _Frame) -> Html:
+def _drawn(line: Line, place: int, axes: _Axes) -> Html:
     """Return the curve of the means, with the range of each bin behind it."""
     curve, color = line.curve, f"c{place % _COLORS}"
     faded = " faded" if line.is_faded else ""
     parts = []
     if not curve.is_exact:
-        upper = [_point(x, y, frame) for x, y in zip(curve.at, curve.high, strict=True)]
-        lower = [_point(x, y, frame) for x, y in zip(curve.at, curve.low, strict=True)]
-        parts.append(
-            element("polygon", points=" ".join([*upper, *reversed(lower)]), class_=f"band {color}{faded}")
-        )
-    middle = [_point(x, y, frame) for x, y in zip(curve.at, curve.mean, strict=True)]
+        band = axes.points(curve.at, curve.high) + axes.points(curve.at, curve.low)[::-1]
+        parts.append(element("polygon", points=" ".join(band), class_=f"band {color}{faded}"))
+    middle = axes.points(curve.at, curve.mean)
     parts.append(element("polyline", points=" ".join(middle), class_=f"line {color}{faded}"))
     if line.has_dots or len(middle) == 1:
-        parts += [
-            element("line", x1=x, x2=x, y1=y, y2=y, class_=f"dot {color}")
-            for x, y in (point.split(",") for point in middle)
-        ]
+        for x, y in (point.split(",") for point in middle):
+            parts.append(element("line", x1=x, x2=x, y1=y, y2=y, class_=f"dot {color}"))
     return element("g", *parts)
 
 
-def _point(iteration: float, value: float, frame: _Frame) -> str:
-    return f"{frame.x(iteration):.1f},{frame.y(value):.1f}"
-
-
-def _placed(marks: Sequence[Mark], frame: _Frame) -> Iterator[Html]:
+def _placed(marks: Sequence[Mark], axes: _Axes) -> Iterator[Html]:
     """Yield the visible marks; many of a kind in the same place become one that states their number."""
     bins: dict[tuple[str, int], list[Mark]] = {}
     for mark in marks:
-        x = frame.x(mark.iteration) / _SIDE
+        x = axes.x(mark.iteration) / _SIDE
         if -_MARK_MARGIN <= x <= 1 + _MARK_MARGIN:
             place = min(_MARK_BINS - 1, max(0, int(x * _MARK_BINS)))
             bins.setdefault((mark.kind, place), []).append(mark)
     for (kind, _), found in bins.items():
-        first, text = found[0].iteration, found[0].text
+        text, iterations = found[0].text, [mark.iteration for mark in found]
         if len(found) > 1:
-            iterations = [mark.iteration for mark in found]
             span = f"iterations {min(iterations):,.0f} to {max(iterations):,.0f}"
             text = f"{len(found):,} x {MARKS[kind]}, {span}"
-        left = f"left:{min(_SIDE, max(0, frame.x(first))) / 10:.2f}%"
-        yield element("i", class_=f"mark {kind}", style=left, title=text)
+        left = min(_SIDE, max(0, axes.x(iterations[0]))) / 10
+        yield element("i", class_=f"mark {kind}", style=f"left:{left:.2f}%", title=text)
 
 
-def _iterations(frame: _Frame) -> list[Html]:
-    """Return round iterations at their places; those at the ends do not leave the figure."""
-    step = max(1, round(_round_step((frame.last - frame.first) / 5)))
-    values = range(math.ceil(frame.first / step) * step, math.floor(frame.last) + 1, step)
-    found = []
-    for value in values:
-        left = frame.x(value) / 10
+def _iterations(axes: _Axes) -> Iterator[Html]:
+    """Yield round iterations at their places; those at the ends do not leave the figure."""
+    for value in _round_values(axes.first, axes.last, 5, least=1):
+        left = axes.x(value) / 10
         shift = 0 if left < 4 else 100 if left > 96 else 50
-        style = f"left:{left:.2f}%;transform:translateX(-{shift}%)"
-        found.append(element("span", f"{value:,}", style=style))
-    return found
+        yield element("span", f"{value:,.0f}", style=f"left:{left:.2f}%;transform:translateX(-{shift}%)")
 
 
-def _tick_texts(values: Sequence[float], shown: Callable[..., str]) -> list[str]:
-    """Format values with as many digits as make them differ."""
-    for digits in range(4, 16):
-        texts = [trimmed(shown(value, digits=digits)) for value in values]
-        if len(set(texts)) == len(texts):
-            break
-    return texts
-
-
-def _legend(lines: Sequence[Line], marks: Sequence[Mark]) -> Html:
-    entries = []
+def _legend(lines: Sequence[Line], marks: Sequence[Mark]) -> Iterator[Html]:
     for place, line in enumerate(lines):
         key = f"key c{place % _COLORS}{' faded' if line.is_faded else ''}"
         lacks = f" ({line.curve.left_out:,} not finite)" if line.curve.left_out else ""
-        entries.append(element("li", element("i", class_=key), line.label + lacks))
-    kinds = {mark.kind: MARKS[mark.kind] for mark in marks}
-    entries += [element("li", element("i", class_=f"sign {kind}"), text) for kind, text in kinds.items()]
-    return element("ul", *entries, class_="legend")
+        yield element("li", element("i", class_=key), line.label + lacks)
+    for kind in dict.fromkeys(mark.kind for mark in marks):
+        yield element("li", element("i", class_=f"sign {kind}"), MARKS[kind])
 
 
-def _data(lines: Sequence[Line], frame: _Frame, shown: Callable[..., str]) -> Html:
-    """Return what the script shows under the pointer: per line its label, places and formatted values."""
-    content = [
-        {
-            "label": line.label,
-            "at": [round(at) for at in line.curve.at],
-            "text": [
-                shown(mean) if line.curve.is_exact else f"{shown(mean)} ({shown(low)} to {shown(high)})"
-                for mean, low, high in zip(line.curve.mean, line.curve.low, line.curve.high, strict=True)
-            ],
-        }
-        for line in lines
-    ]
-    return json_block({"first": frame.first, "last": frame.last, "lines": content}, class_="data")
+def _values(line: Line, shown: Callable[..., str]) -> dict[str, Any]:
+    """Return the label, places and formatted values of a curve."""
+    bins = zip(line.curve.mean, line.curve.low, line.curve.high, strict=True)
+    return {
+        "label": line.label,
+        "at": [round(at) for at in line.curve.at],
+        "text": [
+            shown(mean) if line.curve.is_exact else f"{shown(mean)} ({shown(low)} to {shown(high)})"
+            for mean, low, high in bins
+        ],
+    }

@@ -1,7 +1,7 @@
 """Put the page together."""
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from importlib import resources
 from operator import getitem
@@ -17,28 +17,12 @@ from neox_model.report.story import happened, loss_spikes, lowest_validation, st
 __all__ = ["render_page"]
 
 _MOST_EVENTS = 400
+_MEMORY = ("memory/peak_allocated_bytes", "memory/host_peak_bytes")
+# The colours of events; all others are plain.
 _KIND_COLORS = {
-    "failure": "bad",
-    "restart": "bad",
-    "sdc": "bad",
-    "save_failed": "bad",
-    "skipped": "warn",
-    "spike": "warn",
-    "rollback": "warn",
-    "straggler": "warn",
-    "memory": "plain",
-    "evaluation": "plain",
-    "start": "good",
-    "end": "good",
-}
-_SECTIONS = {
-    "compared": "Runs compared",
-    "charts": "Curves",
-    "timeline": "Timeline",
-    "estimate": "Estimate and measurement",
-    "configuration": "Configuration",
-    "environment": "Environment",
-    "missing": "Not in the records",
+    **dict.fromkeys(("failure", "restart", "sdc", "save_failed"), "bad"),
+    **dict.fromkeys(("skipped", "spike", "rollback", "straggler"), "warn"),
+    **dict.fromkeys(("start", "end"), "good"),
 }
 
 
@@ -50,23 +34,28 @@ def render_page(runs: Sequence[Run]) -> str:
     """
     title = " and ".join(run.name for run in runs)
     sections = {
-        "compared": _compared(runs) if len(runs) > 1 else Html(""),
-        "charts": element("div", all_figures(runs), class_="charts"),
-        "timeline": _each(runs, _timeline),
-        "estimate": _each(runs, _estimate, of_start=True),
-        "configuration": _each(runs, _configuration, of_start=True),
-        "environment": _each(runs, _environment, of_start=True),
-        "missing": _each(runs, _missing),
+        "Runs compared": _compared(runs) if len(runs) > 1 else Html(""),
+        "Curves": element("div", all_figures(runs), class_="charts"),
+        "Timeline": _each(runs, _timeline),
+        "Estimate and measurement": _each(runs, _estimate, of_start=True),
+        "Configuration": _each(runs, _configuration, of_start=True),
+        "Environment": _each(runs, _environment, of_start=True),
+        "Not in the records": _each(runs, _missing),
     }
-    shown = {name: content for name, content in sections.items() if content}
+    # Heading -> name of the place in the page, and content.
+    shown = {
+        heading: (heading.lower().replace(" ", "-"), content)
+        for heading, content in sections.items()
+        if content
+    }
     body = element(
         "main",
         element("h1", f"Training {title}"),
-        element("nav", *(element("a", _SECTIONS[name], href=f"#{name}") for name in shown)),
+        element("nav", *(element("a", heading, href=f"#{name}") for heading, (name, _) in shown.items())),
         *(_head(run, named=len(runs) > 1) for run in runs),
         *(
-            element("section", element("h2", _SECTIONS[name]), content, id=name)
-            for name, content in shown.items()
+            element("section", element("h2", heading), content, id=name)
+            for heading, (name, content) in shown.items()
         ),
     )
     head = (
@@ -86,13 +75,7 @@ def _packaged(name: str) -> str:
 
 
 def _each(runs: Sequence[Run], part: Any, *, of_start: bool = False) -> Html:
-    """Return a part of every run, with its name if there are several.
-
-    Args:
-        runs: the runs.
-        part: returns the part of a run.
-        of_start: it is about what an attempt recorded at its start, which older versions did not.
-    """
+    """Return a part of every run; `of_start`: it shows what attempts record at their start, if they did."""
     pieces = []
     for run in runs:
         pieces += [element("h3", run.name)] if len(runs) > 1 else []
@@ -104,29 +87,24 @@ def _each(runs: Sequence[Run], part: Any, *, of_start: bool = False) -> Html:
 def _head(run: Run, *, named: bool) -> Html:
     """Return what happened in words, and the most important numbers."""
     word, kind = status(run)
-    about = run.about
-    planned = about.get("last_iteration")
+    planned = run.about.get("last_iteration")
     done = f"{run.last_iteration:,} of " if planned else ""
     iterations = counted(planned or run.last_iteration, "iteration")
     name = [element("b", run.name), " "] if named else []
     ended = clock(run.attempts[-1].ended)
-    first = element(
-        "p",
-        *name,
-        element("span", word, class_=f"badge {kind}"),
-        f" {done}{iterations} in {counted(len(run.attempts), 'attempt')}; last record {ended} UTC; "
-        "log folder ",
-        element("code", str(run.source)),
-    )
+    attempts = counted(len(run.attempts), "attempt")
+    summary = f" {done}{iterations} in {attempts}; last record {ended} UTC; log folder "
+    badge, folder = element("span", word, class_=f"badge {kind}"), element("code", str(run.source))
     told = element("ol", *(element("li", sentence) for sentence in story(run)))
     return element(
-        "div", element("div", first, told, class_="story"), element("div", *_tiles(run), class_="tiles")
+        "div",
+        element("div", element("p", *name, badge, summary, folder), told, class_="story"),
+        element("div", *_tiles(run), class_="tiles"),
     )
 
 
 def _tiles(run: Run) -> Iterator[Html]:
     last, lowest = run.last_value, lowest_validation(run)
-    memory = _largest(run, "memory/peak_allocated_bytes", "memory/host_peak_bytes")
     texts = {
         "training loss, last": number(last("loss/train")),
         "validation loss, last": number(last("loss/validation")),
@@ -142,7 +120,7 @@ def _tiles(run: Run) -> Iterator[Html]:
     for label, metric in (("MFU (full)", "throughput/mfu"), ("MFU (causal)", "throughput/mfu_causal")):
         if (share := last(metric)) is not None:
             texts[label] = f"{100 * share:.1f} %"
-    texts["most memory, rank 0"] = size(memory)
+    texts["most memory, rank 0"] = size(_largest(run, *_MEMORY))
     numbers = (
         counted(run.restarts, "restart"),
         counted(len(happened(run, "evaluation")), "evaluation"),
@@ -161,9 +139,8 @@ def _timeline(run: Run) -> Html:
         if "\n" in detail or len(detail) > 300:
             summary = element("summary", detail.split("\n")[0][:120])
             detail = element("details", summary, element("pre", detail))
-        color = _KIND_COLORS.get(kind, "plain")
-        label = element("span", kind.replace("_", " "), class_=f"badge {color}")
-        lines.append((when, iteration, label, text, detail))
+        badge = f"badge {_KIND_COLORS.get(kind, 'plain')}"
+        lines.append((when, iteration, element("span", kind.replace("_", " "), class_=badge), text, detail))
     shown = table(("time (UTC)", "iteration", "event", "what", "details"), lines, class_="timeline")
     if len(rows) <= _MOST_EVENTS:
         return shown
@@ -171,10 +148,8 @@ def _timeline(run: Run) -> Html:
 
 
 def _estimate(run: Run) -> Html:
-    about = run.about
-    estimate, memory = about["estimate"], about["estimate"]["memory_bytes"]
-    on_device = _largest(run, "memory/peak_allocated_bytes")
-    host = _largest(run, "memory/host_peak_bytes")
+    estimate, memory = run.about["estimate"], run.about["estimate"]["memory_bytes"]
+    on_device, host = (_largest(run, metric) for metric in _MEMORY)
     measured = (
         f"{size(on_device)} allocated by tensors" if on_device else f"{size(host)} resident in host memory"
     )
@@ -242,13 +217,10 @@ def _changed(run: Run) -> Html:
         f"The configuration below is that of attempt {last}, the last one that trained. Earlier iterations "
         "were trained with other values: these are the changes from one attempt to the next."
     )
-    heading = ("attempt", "continues from iteration", "what", "before", "after")
-    return Html(
-        element("p", note)
-        + element("h3", "Changes between attempts")
-        + table(heading, rows)
-        + element("h3", f"Configuration of attempt {last}")
-    )
+    changed = table(("attempt", "continues from iteration", "what", "before", "after"), rows)
+    headings = ("Changes between attempts", f"Configuration of attempt {last}")
+    above, below = (element("h3", text) for text in headings)
+    return Html(element("p", note) + above + changed + below)
 
 
 def _written(config: Any, name: str) -> str:
@@ -260,19 +232,15 @@ def _written(config: Any, name: str) -> str:
 
 
 def _environment(run: Run) -> Html:
-    about = run.about
-    layout = about["layout"]
-    code = about["code"]
+    about, layout = run.about, run.about["layout"]
+    commit = about["code"]["commit"] or "unknown: not a git checkout"
     rows = [
         ("host of rank 0", about["host"]),
         ("devices", f"{about['devices']} x {about['device']}"),
         ("layout", f"data {layout['data']}, model {layout['model']}, pipe {layout['pipe']}"),
         ("precision", about["derived"]["precision"]),
         ("train batch size", counted(about["derived"]["train_batch_size"], "sample")),
-        (
-            "code",
-            f"commit {code['commit'] or 'unknown: not a git checkout'}, sources {code['sources_sha256']}",
-        ),
+        ("code", f"commit {commit}, sources {about['code']['sources_sha256']}"),
         *((name, version) for name, version in about["packages"].items()),
         *((f"attention backend, {kind}", str(name)) for kind, name in (about.get("attention") or {}).items()),
     ]
@@ -287,26 +255,20 @@ def _missing(run: Run) -> Html:
 
 def _compared(runs: Sequence[Run]) -> Html:
     """Return the results of the runs side by side, and everything that differs."""
-    rows = [
-        ("status", *(status(run)[0] for run in runs)),
-        ("iterations", *(f"{run.last_iteration:,}" for run in runs)),
-        ("training loss, last", *(number(run.last_value("loss/train")) for run in runs)),
-        ("validation loss, last", *(number(run.last_value("loss/validation")) for run in runs)),
-        (
-            "tokens/s, median",
-            *(number(_median(run, "throughput/tokens_per_second"), digits=3) for run in runs),
-        ),
-        ("time of an iteration, median", *(duration(_median(run, "time/iteration")) for run in runs)),
-        (
-            "most memory, rank 0",
-            *(size(_largest(run, "memory/peak_allocated_bytes", "memory/host_peak_bytes")) for run in runs),
-        ),
-        ("restarts", *(str(run.restarts) for run in runs)),
-        ("updates skipped", *(str(_skipped(run)) for run in runs)),
-        ("loss spikes", *(str(len(loss_spikes(run))) for run in runs)),
-    ]
+    values: dict[str, Callable[[Run], str]] = {
+        "status": lambda run: status(run)[0],
+        "iterations": lambda run: f"{run.last_iteration:,}",
+        "training loss, last": lambda run: number(run.last_value("loss/train")),
+        "validation loss, last": lambda run: number(run.last_value("loss/validation")),
+        "tokens/s, median": lambda run: number(_median(run, "throughput/tokens_per_second"), digits=3),
+        "time of an iteration, median": lambda run: duration(_median(run, "time/iteration")),
+        "most memory, rank 0": lambda run: size(_largest(run, *_MEMORY)),
+        "restarts": lambda run: str(run.restarts),
+        "updates skipped": lambda run: str(_skipped(run)),
+        "loss spikes": lambda run: str(len(loss_spikes(run))),
+    }
     names = [run.name for run in runs]
-    parts = [table(("", *names), rows)]
+    parts = [table(("", *names), ((name, *map(value, runs)) for name, value in values.items()))]
     for subject, differing in differences([run.about for run in runs]).items():
         parts.append(element("h3", f"Difference in {subject}"))
         parts.append(table(("", *names), differing) if differing else element("p", "None.", class_="soft"))

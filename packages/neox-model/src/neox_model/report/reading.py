@@ -3,7 +3,7 @@
 import json
 import re
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -175,7 +175,11 @@ def read_run(source: Path) -> Run:
     run, attempts = Run(source=source), dict[int, Attempt]()
     path = run.record
     if not (path.is_file() and (path.name == RECORD or _EARLIER.fullmatch(path.name))):
-        raise RecordError(f"{path}: {_without_record(source / FAILURES)}")
+        failures = _failures(source / FAILURES)
+        if not failures:
+            raise RecordError(f"{path}: no record of a run; pass the folder that log-dir names")
+        count, last = counted(len(failures), "failure"), str(failures[-1].get("message")).partition("\n")[0]
+        raise RecordError(f"{path}: no iteration was recorded; {FAILURES} has {count}, last: {last}")
     limits = superseded_from(path)
     for record in read_records(path):
         number, iteration = record.get("attempt", 1), record["iteration"]
@@ -206,15 +210,6 @@ def earlier_records(source: Path) -> list[Path]:
     """Return the records of earlier trainings in a log folder, oldest first; none of a file."""
     numbers = [(int(match[1]), path) for path in source.glob("*") if (match := _EARLIER.fullmatch(path.name))]
     return [path for _, path in sorted(numbers)]
-
-
-def _without_record(path: Path) -> str:
-    """Return what is known of a run without a record: what failed before its first iteration, if anything."""
-    failures = sorted(_failures(path), key=lambda one: one["time"]) if path.is_file() else []
-    if not failures:
-        return "no record of a run; pass the folder that log-dir names"
-    last = str(failures[-1].get("message")).partition("\n")[0]
-    return f"no iteration was recorded; {FAILURES} has {counted(len(failures), 'failure')}, last: {last}"
 
 
 def read_runs(sources: Sequence[Path]) -> list[Run]:
@@ -260,15 +255,12 @@ def _add_failures(run: Run) -> None:
     if not path.exists():
         run.missing.append("failures of workers: none were recorded by the agents of neox-launch")
         return
-    earlier = 0
-    for failure in sorted(_failures(path), key=lambda one: one["time"]):
+    earlier: list[Mapping[str, Any]] = []
+    for failure in _failures(path):
         place = _place_of(failure, run)
-        if place is None:
-            earlier += 1
-        else:
-            place.append(failure)
+        (earlier if place is None else place).append(failure)
     if earlier:
-        run.missing.append(f"{counted(earlier, 'failure')} of {path.name}, older than the first attempt")
+        run.missing.append(f"{counted(len(earlier), 'failure')} of {path.name}, older than the first attempt")
 
 
 def _place_of(failure: Mapping[str, Any], run: Run) -> list[Mapping[str, Any]] | None:
@@ -289,15 +281,17 @@ def _place_of(failure: Mapping[str, Any], run: Run) -> list[Mapping[str, Any]] |
     return None if is_foreign and is_older else run.unrecorded
 
 
-def _failures(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open("rb") as lines:
-        for line in lines:
-            try:
-                failure = json.loads(line)
-            except ValueError:  # A line that a full disk or a kill cut short.
-                continue
-            if isinstance(failure, dict) and isinstance(failure.get("time"), int | float):
-                yield failure
+def _failures(path: Path) -> list[dict[str, Any]]:
+    """Return the recorded failures, earliest first; none without a file."""
+    found = []
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
+        try:
+            failure = json.loads(line)
+        except ValueError:  # A line that a full disk or a kill cut short.
+            continue
+        if isinstance(failure, dict) and isinstance(failure.get("time"), int | float):
+            found.append(failure)
+    return sorted(found, key=lambda one: one["time"])
 
 
 def _add_checkpoints(run: Run) -> None:
@@ -308,8 +302,5 @@ def _add_checkpoints(run: Run) -> None:
     if not Path(save).is_dir():
         run.missing.append(f"checkpoints: {save} does not exist on this host")
         return
-    for path in complete_checkpoints(Path(save)):
-        iteration = iteration_of(path.name)
-        if iteration is not None:
-            run.checkpoints.append((iteration, (path / MANIFEST).stat().st_mtime))
-    run.checkpoints.sort()
+    found = ((iteration_of(path.name), path / MANIFEST) for path in complete_checkpoints(Path(save)))
+    run.checkpoints = sorted((number, path.stat().st_mtime) for number, path in found if number is not None)

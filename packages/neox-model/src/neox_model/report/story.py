@@ -57,12 +57,7 @@ def ending(attempt: Attempt) -> str:
 
 
 def story(run: Run, *, now: float | None = None) -> list[str]:
-    """Return one sentence per attempt: from where to where, when, and why it ended.
-
-    Args:
-        run: the run.
-        now: seconds since 1970; None: the current time.
-    """
+    """Return one sentence per attempt, and others on spikes and failed starts; `now`: a time for tests."""
     sentences = []
     for place, attempt in enumerate(run.attempts):
         is_running = attempt is run.attempts[-1] and status(run, now=now)[0] == "running"
@@ -74,7 +69,12 @@ def story(run: Run, *, now: float | None = None) -> list[str]:
         )
         text += "is running." if is_running else f"ended: {ending(attempt)}."
         if place + 1 < len(run.attempts):
-            text += _consequence(attempt, run.attempts[place + 1])
+            after = run.attempts[place + 1]
+            source = f"the checkpoint of iteration {after.first:,}" if after.first else "the beginning"
+            has_gap = attempt.ended is not None and after.began is not None
+            gap = f", {duration(after.began - attempt.ended)} later" if has_gap else ""  # type: ignore[operator]
+            again = counted(max(0, attempt.last - after.first), "iteration was", "iterations were")
+            text += f" Attempt {after.number} continued from {source}{gap}; {least}{again} repeated."
         sentences.append(text)
     if spikes := loss_spikes(run):
         places = first_few([f"{event['iteration']:,}" for event in spikes], _NAMED)
@@ -124,16 +124,6 @@ def lowest_validation(run: Run) -> tuple[float, int] | None:
     return min(losses, default=None)
 
 
-def _consequence(attempt: Attempt, after: Attempt) -> str:
-    source = f"the checkpoint of iteration {after.first:,}" if after.first else "the beginning"
-    gap = ""
-    if attempt.ended is not None and after.began is not None:
-        gap = f", {duration(after.began - attempt.ended)} later"
-    again = counted(max(0, attempt.last - after.first), "iteration was", "iterations were")
-    least = "at least " if attempt.end is None else ""
-    return f" Attempt {after.number} continued from {source}{gap}; {least}{again} repeated."
-
-
 def _alike(failures: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
     """Divide failures, earliest first: an error of all ranks of one start is one event."""
     found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
@@ -145,26 +135,23 @@ def _alike(failures: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]
 
 def _cause(alike: Sequence[Mapping[str, Any]]) -> str:
     """Return in words who failed, when and why, of failures with equal messages."""
-    when, why = clock(alike[0]["time"]), _first_line(alike[0].get("message"))
-    if _is_rollback(alike[0]):
-        return f"rollback at {when} UTC: {why}"
-    return f"{_who(alike)} failed at {when} UTC: {why}"
+    first, when = alike[0], f"at {clock(alike[0]['time'])} UTC: {_first_line(alike[0].get('message'))}"
+    if _is_rollback(first):
+        return f"rollback {when}"
+    hosts, ranks = (list(dict.fromkeys(each.get(name) for each in alike)) for name in ("host", "rank"))
+    named = first_few(hosts, _NAMED)
+    if not first.get("host"):  # A hang, which is found for the whole launch.
+        who = "the launch"
+    elif first.get("rank") is None:
+        who = f"host{'s' if len(hosts) > 1 else ''} {named}"
+    else:
+        who = f"worker{'s' if len(ranks) > 1 else ''} {first_few(ranks, _NAMED)} on {named}"
+    return f"{who} failed {when}"
 
 
 def _is_rollback(failure: Mapping[str, Any]) -> bool:
     """Return whether a worker ended on purpose, to be restarted without the batch of a spike."""
     return failure.get("exit_code") == ROLLBACK
-
-
-def _who(alike: Sequence[Mapping[str, Any]]) -> str:
-    hosts, ranks = (list(dict.fromkeys(each.get(name) for each in alike)) for name in ("host", "rank"))
-    # A hang has no host: it is found for the whole launch.
-    if not alike[0].get("host"):
-        return "the launch"
-    named = first_few(hosts, _NAMED)
-    if alike[0].get("rank") is None:
-        return f"host{'s' if len(hosts) > 1 else ''} {named}"
-    return f"worker{'s' if len(ranks) > 1 else ''} {first_few(ranks, _NAMED)} on {named}"
 
 
 def _first_line(text: Any) -> str:

@@ -26,11 +26,7 @@ from neox_model.verify.steps import (
     random_differences,
     setting_differences,
 )
-from neox_model.verify.tensors import (
-    State,
-    differences,
-    differences_beyond_rounding,
-)
+from neox_model.verify.tensors import State, differences, differences_beyond_rounding
 
 __all__ = ["compare", "compare_copies", "compare_from"]
 
@@ -54,8 +50,8 @@ def compare(comparison: Comparison) -> Answer:
     """
     findings = Findings()
     limits = None if comparison.rounding is None else LIMITS[comparison.rounding]
-    assert comparison.resumed.record is not None, "the resumed training is always recorded"
-    resumed = read_record(Path(comparison.resumed.record))
+    resumed = _record(comparison.resumed, range(0))
+    assert resumed is not None, "the resumed training is always recorded"
     # An iteration recorded by only some ranks was in progress when the training failed.
     last = max(
         (number for number, ranks in resumed.steps.items() if ranks.keys() >= resumed.places.keys()),
@@ -67,26 +63,11 @@ def compare(comparison: Comparison) -> Answer:
         iterations = range(comparison.start + 1, comparison.middle + 1)
         interrupted = _record(comparison.interrupted, iterations)
         assert interrupted is not None, "recorded whenever the uninterrupted one is"
-        first = Steps(
-            expected=expected,
-            found=interrupted,
-            iterations=iterations,
-            samples=comparison.samples,
-            limits=None,
-            same_sizes=True,
-        )
-        compare_repeated(first, findings)
+        compare_repeated(Steps(expected, interrupted, iterations, comparison.samples), findings)
     _compare_restored(comparison, expected, resumed, findings)
     if expected is not None:
         iterations = range(comparison.middle + 1, last + 1)
-        steps = Steps(
-            expected=expected,
-            found=resumed,
-            iterations=iterations,
-            samples=comparison.samples,
-            limits=limits,
-            same_sizes=comparison.same_sizes,
-        )
+        steps = Steps(expected, resumed, iterations, comparison.samples, limits, comparison.same_sizes)
         compare_resumed(steps, findings)
     else:
         _compare_order(comparison, findings, is_complete=is_complete)
@@ -101,11 +82,7 @@ def compare(comparison: Comparison) -> Answer:
 
 
 def _record(side: Side, iterations: range) -> Record | None:
-    """Read the record of a training.
-
-    Raises:
-        NeoXError: the record lacks iterations.
-    """
+    """Read the record of a run, which must have all these iterations; None if there is none."""
     if side.record is None:
         return None
     record = read_record(Path(side.record))
@@ -125,8 +102,7 @@ def _compare_restored(
     middle = comparison.middle
     one, other = _state(comparison.expected.middle), _state(comparison.resumed.middle)
     _compare_tensors("restored", one, other, middle, findings)
-    _compare_scalars("restored step counts", one, other, middle, findings)
-    _compare_manifests("restored counters", one, other, middle, findings, exact=comparison.rounding is None)
+    _compare_numbers("restored", one, other, middle, findings, exact=comparison.rounding is None)
     _compare_random(comparison, one, other, findings)
     if expected is None:
         return
@@ -178,11 +154,10 @@ def _compare_last(comparison: Comparison, limits: Limits | None, findings: Findi
     end = comparison.end
     beyond = None if limits is None else (_state(comparison.expected.middle), limits)
     _compare_tensors("final", one, other, end, findings, beyond=beyond)
-    _compare_scalars("final step counts", one, other, end, findings)
     # The existing training may have run evaluations; the resumed one runs them only on request.
     is_comparable = comparison.expected.record is not None or comparison.evaluates
     without = set() if is_comparable else {"training.validation_samples"}
-    _compare_manifests("final counters", one, other, end, findings, exact=limits is None, without=without)
+    _compare_numbers("final", one, other, end, findings, exact=limits is None, without=without)
 
 
 def _compare_tensors(
@@ -196,13 +171,8 @@ def _compare_tensors(
 ) -> None:
     """Compare weights and optimizer states.
 
-    Args:
-        when: the first word of the rows, and the key of the advice.
-        one: the expected state.
-        other: the state to compare.
-        iteration: of both.
-        findings: collects the differences.
-        beyond: the state at the interruption, and what is considered rounding; None: nothing is.
+    `when` is the first word of the rows and the key of the advice; `beyond` are the state at the interruption
+    and what is considered rounding (None: nothing is).
     """
     for kind, of_weights in (("weight", True), ("optimizer state", False)):
         row = f"{when} {kind}s"
@@ -222,24 +192,8 @@ def _compare_tensors(
                 findings.differ(row, text, iteration=iteration, advice=when)
 
 
-def _compare_scalars(row: str, one: State, other: State, iteration: int, findings: Findings) -> None:
-    """Compare the states that are one number for each weight, such as Adam's count of updates."""
-    findings.row(row, "numbers")
-    wanted, found = (
-        {
-            f"{name}/{key}": number["value"]
-            for name, numbers in state.manifest.optimizer_scalars.items()
-            for key, number in numbers.items()
-        }
-        for state in (one, other)
-    )
-    findings.count(row, len(wanted))
-    for text in named_differences("optimizer state", wanted, found, f"at iteration {iteration:,}"):
-        findings.differ(row, text, iteration=iteration, advice=row.partition(" ")[0])
-
-
-def _compare_manifests(
-    row: str,
+def _compare_numbers(
+    when: str,
     one: State,
     other: State,
     iteration: int,
@@ -248,17 +202,27 @@ def _compare_manifests(
     exact: bool,
     without: Set[str] = frozenset(),
 ) -> None:
-    """Compare iteration, loss scale, schedule and the loop's counters, except those excluded."""
-    findings.row(row, "numbers")
-    wanted, found = _counters(one), _counters(other)
-    for name in without:
-        wanted.pop(name, None)
-        found.pop(name, None)
+    """Compare the optimizer's numbers of each weight, loss scale, schedule and counters, except `without`."""
+    scalars, counters = (tuple(numbers(state) for state in (one, other)) for numbers in (_scalars, _counters))
+    counters = tuple({name: each[name] for name in each.keys() - without} for each in counters)
     if not exact:
-        wanted, found = common(wanted, found)
-    findings.count(row, len(wanted))
-    for text in named_differences("counter", wanted, found, f"at iteration {iteration:,}"):
-        findings.differ(row, text, iteration=iteration, advice=row.partition(" ")[0])
+        counters = common(*counters)
+    rows = {"step counts": ("optimizer state", scalars), "counters": ("counter", counters)}
+    for name, (kind, (wanted, found)) in rows.items():
+        row = f"{when} {name}"
+        findings.row(row, "numbers")
+        findings.count(row, len(wanted))
+        for text in named_differences(kind, wanted, found, f"at iteration {iteration:,}"):
+            findings.differ(row, text, iteration=iteration, advice=when)
+
+
+def _scalars(state: State) -> dict[str, Any]:
+    """Return the states that are one number for each weight, such as Adam's count of updates."""
+    return {
+        f"{name}/{key}": number["value"]
+        for name, numbers in state.manifest.optimizer_scalars.items()
+        for key, number in numbers.items()
+    }
 
 
 def _counters(state: State) -> dict[str, Any]:
@@ -283,13 +247,13 @@ def _compare_order(comparison: Comparison, findings: Findings, *, is_complete: b
     findings.skip("data", "samples", "the existing training left no record of its batches")
     row = "order of samples"
     findings.row(row, "checkpoints")
-    pairs = [(comparison.middle, comparison.expected.middle, comparison.resumed.middle)]
+    expected, resumed = comparison.expected, comparison.resumed
+    pairs = {comparison.middle: (expected.middle, resumed.middle)}
     if is_complete:
-        pairs.append((comparison.end, comparison.expected.end, comparison.resumed.end))
-    for iteration, one, other in pairs:
-        wanted, found = (
-            _state(folder).manifest.config.get(SAMPLES_DIGEST, {}).get("train") for folder in (one, other)
-        )
+        pairs[comparison.end] = expected.end, resumed.end
+    for iteration, folders in pairs.items():
+        manifests = (_state(folder).manifest for folder in folders)
+        wanted, found = (manifest.config.get(SAMPLES_DIGEST, {}).get("train") for manifest in manifests)
         if wanted is None or found is None:
             findings.skip(row, "checkpoints", "the kept checkpoints record no digest of it")
             return
@@ -343,7 +307,6 @@ def compare_copies(record: Record, findings: Findings, *, row: str, advice: Mapp
                 findings.count(row)
                 first, known = holders.setdefault(place, (rank, values))
                 if known != values:
-                    text = (
-                        f"the copies of {place} on ranks {first} and {rank} differ at iteration {iteration:,}"
-                    )
+                    where = f"on ranks {first} and {rank} differ at iteration {iteration:,}"
+                    text = f"the copies of {place} {where}"
                     findings.differ(row, text, iteration=iteration, advice=advice[iteration])

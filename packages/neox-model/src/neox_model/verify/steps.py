@@ -26,7 +26,7 @@ REPEATED = "steps before the interruption"
 _COUNTERS = ("engine.global_steps", "engine.global_samples")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Steps:
     """Two records and the settings of their comparison.
 
@@ -43,8 +43,8 @@ class Steps:
     found: Record
     iterations: range
     samples: int
-    limits: Limits | None
-    same_sizes: bool
+    limits: Limits | None = None
+    same_sizes: bool = True
 
 
 def compare_repeated(steps: Steps, findings: Findings) -> None:
@@ -60,17 +60,17 @@ def compare_repeated(steps: Steps, findings: Findings) -> None:
 def compare_resumed(steps: Steps, findings: Findings) -> None:
     """Compare the iterations of a resumed training, kind by kind."""
     for name, compare in _KINDS.items():
-        findings.row(name, _UNITS.get(name, "steps"))
-        if name in (RANDOM_BEFORE, RANDOM) and not steps.same_sizes:
-            findings.skip(name, "streams", "random streams start anew on other parallel sizes")
+        unit = _UNITS.get(name, "steps")
+        findings.row(name, unit)
+        if unit == "streams" and not steps.same_sizes:
+            findings.skip(name, unit, "random streams start anew on other parallel sizes")
             continue
         for iteration in steps.iterations:
             result = compare(steps, iteration)
             findings.count(name, result.count)
             findings.measure(name, result.relative)
             for text in result.texts:
-                advice = "data" if name == DATA else "step"
-                findings.differ(name, text, iteration=iteration, advice=advice)
+                findings.differ(name, text, iteration=iteration, advice="data" if name == "data" else "step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +104,8 @@ def _data(steps: Steps, iteration: int) -> _Result:
     if apart:
         return _Result(len(found), [f"data: in iteration {iteration:,} {apart}"])
     if len(wanted) != len(found):
-        text = (
-            f"data: iteration {iteration:,} read {counted(len(found), 'sample')} instead of {len(wanted):,}"
-        )
-        return _Result(len(found), [text])
+        count = counted(len(found), "sample")
+        return _Result(len(found), [f"data: iteration {iteration:,} read {count} instead of {len(wanted):,}"])
     texts = [
         f"data: sample {_first_sample(steps, iteration) + place:,} of iteration {iteration:,}: "
         f"{_instead(steps, there, iteration)}"
@@ -300,25 +298,23 @@ def _first(record: Record, iteration: int) -> Mapping[str, Any]:
 
 
 _PLURAL = {"loss": "losses", "gradient norm": "gradient norms", "learning rate": "learning rates"}
-DATA, RANDOM_BEFORE, RANDOM = "data", "random streams before", "random streams after"
-_UPDATES = "updates"
 _UNITS = {
-    DATA: "samples",
-    RANDOM_BEFORE: "streams",
-    RANDOM: "streams",
-    _UPDATES: "weights",
+    "data": "samples",
+    "random streams before": "streams",
+    "random streams after": "streams",
+    "updates": "weights",
     "counters": "numbers",
     "optimizer settings": "groups",
 }
 # In the order in which they take effect within an iteration, so that the first difference is the cause.
 _KINDS: Mapping[str, Callable[[Steps, int], _Result]] = {
-    DATA: _data,
-    RANDOM_BEFORE: _random("random_before", "at the start of"),
+    "data": _data,
+    "random streams before": _random("random_before", "at the start of"),
     "losses": _number("loss", "loss", lambda limits: limits.loss),
     "gradient norms": _number("gradient norm", "grad_norm", lambda limits: limits.norm),
     "optimizer settings": _settings,
-    _UPDATES: _updates,
+    "updates": _updates,
     "loss scale": _counters("loss scale", of_scale=True),
     "counters": _counters("counter", of_scale=False),
-    RANDOM: _random("random", "after"),
+    "random streams after": _random("random", "after"),
 }

@@ -23,36 +23,29 @@ def fitting_family(spec: ModelSpec, name: str | None) -> Family:
     Args:
         spec: the model.
         name: `model_type` to use; None: the first one that fits.
-
-    Raises:
-        ConversionError: it does not fit, or none does; the message lists the options that it or each lacks.
     """
     # What a class does not have does not come back.
-    found = {each.name: differences(spec, each.read(each.write(spec))) for each in FAMILIES.values()}
-    fitting = [family for family in FAMILIES.values() if not found[family.name]]
-    if fitting and name is not None and found[name]:
+    lacks = {
+        each.name: list(map(str, differences(spec, each.read(each.write(spec)))))
+        for each in FAMILIES.values()
+    }
+    fitting = [FAMILIES[each] for each, options in lacks.items() if not options]
+    if not fitting:
+        rows = sorted(lacks.items(), key=lambda item: len(item[1]))
+        lines = "\n".join(f"  {FAMILIES[each].class_name}: {'; '.join(options)}" for each, options in rows)
         raise ConversionError(
-            f"{FAMILIES[name].class_name} does not have options of this model: "
-            f"{'; '.join(map(str, found[name]))}; {fitting[0].class_name} has them: pass --family "
-            f"{fitting[0].name} (hf-family in a configuration)"
+            f"no class of transformers computes this model; options that each does not have:\n{lines}\n"
+            "train a model without these options to export it"
         )
-    if fitting:
-        return fitting[0] if name is None else FAMILIES[name]
-    lines = [
-        f"  {FAMILIES[each].class_name}: {'; '.join(map(str, found[each]))}"
-        for each in sorted(found, key=lambda each: len(found[each]))
-    ]
-    raise ConversionError(
-        "no class of transformers computes this model; options that each does not have:\n"
-        + "\n".join(lines)
-        + "\ntrain a model without these options to export it"
-    )
+    chosen = fitting[0] if name is None else FAMILIES[name]
+    if lacks[chosen.name]:
+        raise ConversionError(
+            f"{chosen.class_name} does not have options of this model: {'; '.join(lacks[chosen.name])}; "
+            f"{fitting[0].class_name} has them: pass --family {fitting[0].name} (hf-family in a file)"
+        )
+    return chosen
 
 
 def family_of_config(config: Mapping[str, Any]) -> Family:
-    """Return the class that a config.json names.
-
-    Raises:
-        ConversionError: it names none, or one that cannot be converted.
-    """
+    """Return the class that a config.json names."""
     return FAMILIES[model_type_of(config)]

@@ -17,7 +17,10 @@ from neox_model.convert.errors import ConversionError
 from neox_model.convert.families.values import CHECKS, first, layer_count
 from neox_model.convert.forms import SAME, Form
 
-__all__ = ["EPSILON", "LAYERNORM", "RMSNORM", "ROTARY", "Entry", "Family", "Key", "Row", "Tensors", "lookup"]
+__all__ = [
+    *("EPSILON", "LAYERNORM", "RMSNORM", "ROTARY", "UNGATED"),
+    *("Entry", "Family", "Key", "Row", "Tensors", "lookup", "part_of_layer"),
+]
 
 # A layer of ours is "layers.INDEX.PART".
 _LAYER = "layers"
@@ -57,6 +60,14 @@ _ABSENT: Mapping[str, Any] = {
 """What is written for a model without such a value, as one without an MLP."""
 ROTARY: Mapping[str, Any] = {"layers.mixer.position": "Rotary", "layers.mixer.position.fraction": 1.0}
 EPSILON = ("layers.norm.epsilon", "norm.epsilon")
+UNGATED: Mapping[str, str] = {
+    "gelu": "gelu",
+    **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "gelu_tanh"),
+    "relu": "relu",
+    **dict.fromkeys(("silu", "swish"), "silu"),
+    "mish": "mish",
+}
+"""Their activations without a gate -> ours."""
 
 
 def _norms(kind: str, *, bias: bool) -> Mapping[str, Any]:
@@ -112,11 +123,7 @@ class Key:
         return (self.ours,) if isinstance(self.ours, str) else self.ours
 
     def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the value for each path.
-
-        Raises:
-            ConversionError: the entry is missing, or has a value that we do not have.
-        """
+        """Return the value for each path."""
         value = lookup(config, self.theirs)
         if value is None:
             value = self.default(config) if callable(self.default) else self.default
@@ -151,13 +158,7 @@ _CHECKS: Mapping[Any, Callable[[Any, str], Any]] = {**CHECKS, type_of(ModelSpec,
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One module of ours and the modules of theirs that hold the same numbers.
-
-    Args:
-        ours: name in a layer, or in the model.
-        theirs: names of theirs.
-        form: how the tensors are transformed; weights and biases alike.
-    """
+    """A module of ours (its name in a layer, or in the model), and those of theirs with the same numbers."""
 
     ours: str
     theirs: tuple[str, ...]
@@ -225,11 +226,7 @@ class Family:
     ignored: tuple[str, ...] = ()
 
     def read(self, config: Mapping[str, Any]) -> ModelSpec:
-        """Return the model of a configuration of this class.
-
-        Raises:
-            ConversionError: an entry is missing, or has a value that we do not have.
-        """
+        """Return the model of a configuration of this class."""
         for name, allowed in self.required.items():
             value = lookup(config, name)
             if value is not None and value not in allowed:
@@ -263,15 +260,12 @@ class Family:
         Args:
             spec: the model, all of whose layers have attention.
             shapes: logical name -> whole shape of all our tensors.
-
-        Raises:
-            ConversionError: a tensor of ours has no place in this class.
         """
         inside = {row.ours: row for row in self.in_layer}
         outside = {row.ours: row for row in self.outside}
         for name, shape in shapes.items():
             module, _, kind = name.rpartition(".")
-            prefix, index, part = _parts(module)
+            index, part = part_of_layer(module)
             row = (inside if index is not None else outside).get(part)
             if row is None:
                 raise ConversionError(f"{self.class_name} has no place for {name}")
@@ -307,8 +301,8 @@ class Family:
         return name.endswith(self.ignored) if self.ignored else False
 
 
-def _parts(module: str) -> tuple[str, int | None, str]:
-    """Return the index of the layer and the part of "layers.INDEX.PART"; None for other modules."""
+def part_of_layer(module: str) -> tuple[int | None, str]:
+    """Return INDEX and PART of the module "layers.INDEX.PART"; None and the module itself of others."""
     first, _, rest = module.partition(".")
     index, _, part = rest.partition(".")
-    return (first, int(index), part) if first == _LAYER else ("", None, module)
+    return (int(index), part) if first == _LAYER else (None, module)

@@ -1,30 +1,11 @@
 """GPT-2, whose matrices are stored as input by output."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_model.convert.classes import CLASSES
-from neox_model.convert.families.family import EPSILON, LAYERNORM, Family, Key, Row
+from neox_model.convert.families.family import EPSILON, LAYERNORM, UNGATED, Family, Key, Row
 from neox_model.convert.forms import FUSED_QKV, TRANSPOSED
 
 __all__ = ["GPT2"]
-
-_ACTIVATIONS = {
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu": "gelu",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-    "mish": "mish",
-}
-
-
-def _four_times(config: Mapping[str, Any]) -> Any:
-    width = config.get("n_embd")
-    return None if width is None else 4 * width
 
 
 GPT2 = Family(
@@ -50,9 +31,9 @@ GPT2 = Family(
         Key("n_embd", "width"),
         # The class has one key and one value per query.
         Key("n_head", ("layers.mixer.heads", "layers.mixer.kv_heads")),
-        Key("n_inner", "layers.channel.width", _four_times),
+        Key("n_inner", "layers.channel.width", lambda config: 4 * (config.get("n_embd") or 0) or None),
         Key("n_positions", ("max_positions", "embedding.position.count"), 1024),
-        Key("activation_function", "layers.channel.activation", "gelu_new", _ACTIVATIONS),
+        Key("activation_function", "layers.channel.activation", "gelu_new", UNGATED),
         Key("layer_norm_epsilon", EPSILON, 1e-5),
         Key("tie_word_embeddings", "head.tied", True),
     ),

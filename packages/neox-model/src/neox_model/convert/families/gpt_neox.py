@@ -2,21 +2,11 @@
 
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_model.convert.classes import CLASSES
-from neox_model.convert.families.family import EPSILON, LAYERNORM, ROTARY, Family, Key, Row
+from neox_model.convert.families.family import EPSILON, LAYERNORM, ROTARY, UNGATED, Family, Key, Row
 from neox_model.convert.families.rotary import RotaryBase, RotaryFraction, RotaryScaling
 
 __all__ = ["GPT_NEOX"]
 
-_ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-    "mish": "mish",
-}
 
 GPT_NEOX = Family(
     name="gpt_neox",
@@ -43,7 +33,7 @@ GPT_NEOX = Family(
         Key("num_attention_heads", ("layers.mixer.heads", "layers.mixer.kv_heads")),
         Key("intermediate_size", "layers.channel.width"),
         Key("max_position_embeddings", "max_positions", 2048),
-        Key("hidden_act", "layers.channel.activation", "gelu", _ACTIVATIONS),
+        Key("hidden_act", "layers.channel.activation", "gelu", UNGATED),
         Key("layer_norm_eps", EPSILON, 1e-5),
         RotaryBase("rotary_emb_base"),
         RotaryFraction("rotary_pct", 0.25),

@@ -55,10 +55,6 @@ def _entries(kv_heads: Any) -> tuple[Entry, ...]:
     )
 
 
-def _one_per_head(config: Mapping[str, Any]) -> Any:
-    return config.get("num_attention_heads")
-
-
 def _like_llama(name: str, entries: tuple[Entry, ...], *, qkv_bias: bool = False) -> Family:
     return Family(
         name=name,
@@ -78,7 +74,7 @@ def _like_llama(name: str, entries: tuple[Entry, ...], *, qkv_bias: bool = False
 LLAMA = _like_llama(
     "llama",
     (
-        *_entries(_one_per_head),
+        *_entries(lambda config: config.get("num_attention_heads")),
         Key("attention_bias", ("layers.mixer.output_bias", "layers.mixer.qkv_bias"), False),
         Key("mlp_bias", "layers.channel.bias", False),
     ),

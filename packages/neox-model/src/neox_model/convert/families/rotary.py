@@ -43,11 +43,7 @@ class RotaryBase:
     older: str = "rope_theta"
 
     def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the base.
-
-        Raises:
-            ConversionError: it is not a whole number.
-        """
+        """Return the base."""
         base = number(
             _block(config).get("rope_theta") or config.get(self.older) or _DEFAULT_BASE, "rope_theta"
         )
@@ -92,11 +88,7 @@ class RotaryScaling:
     """The formula that scales frequencies, and its settings."""
 
     def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return our settings, in the order of `rotary_scaling`; none without scaling.
-
-        Raises:
-            ConversionError: the formula is not built, or a setting is missing.
-        """
+        """Return our settings, in the order of `rotary_scaling`; none without scaling."""
         block = _block(config)
         kind = block.get("rope_type") or block.get("type") or "default"
         if kind not in _TYPES:

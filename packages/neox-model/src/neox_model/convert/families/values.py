@@ -14,44 +14,28 @@ _MOST_LAYERS = 10_000
 
 
 def whole_number(value: Any, name: str) -> int:
-    """Return a value that must be a whole number of at least 1.
-
-    Raises:
-        ConversionError: it is something else.
-    """
+    """Return a value that must be a whole number of at least 1; all of these raise ConversionError."""
     if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _LARGEST:
         return value
     raise _wrong(value, name, "a whole number of at least 1")
 
 
 def layer_count(value: Any, name: str) -> int:
-    """Return a value that must be a number of layers.
-
-    Raises:
-        ConversionError: it is something else, or more than a model of ours can have.
-    """
+    """Return a value that must be a number of layers that a model of ours can have."""
     if whole_number(value, name) > _MOST_LAYERS:
         raise _wrong(value, name, f"a number of layers of at most {_MOST_LAYERS:,}")
     return int(value)
 
 
 def number(value: Any, name: str) -> float:
-    """Return a value that must be a finite number.
-
-    Raises:
-        ConversionError: it is something else.
-    """
+    """Return a value that must be a finite number."""
     if isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST < value < _LARGEST:
         return float(value)
     raise _wrong(value, name, "a number")
 
 
 def truth(value: Any, name: str) -> bool:
-    """Return a value that must be true or false.
-
-    Raises:
-        ConversionError: it is something else.
-    """
+    """Return a value that must be true or false."""
     if isinstance(value, bool):
         return value
     raise _wrong(value, name, "true or false")

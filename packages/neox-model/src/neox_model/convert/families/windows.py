@@ -16,26 +16,15 @@ _BEFORE = f"{_PATTERN}.before"
 
 
 def _windows(config: Mapping[str, Any], slides: Sequence[bool]) -> dict[str, Any]:
-    """Return the windows of the layers that have one.
-
-    Raises:
-        ConversionError: a token sees only itself.
-    """
+    """Return the windows of the layers that have one."""
     tokens = config.get("sliding_window")
     if tokens is None:
         return {}
-    tokens = whole_number(tokens, "sliding_window")
-    if tokens == 1:
-        # The cache keeps `keys[-sliding_window + 1:]`, which for 1 are all of them.
-        raise ConversionError(
-            "config.json has sliding_window: 1, with which transformers computes other results with its "
-            "cache than without; only windows of 2 tokens or more can be converted"
-        )
     return {
         "layers.mixer.kind": Each(tuple("local" if each else "global" for each in slides)),
         _PATTERN: Each(tuple("Window" if each else None for each in slides)),
         f"{_PATTERN}.block": 1,
-        _BEFORE: tokens - 1,
+        _BEFORE: whole_number(tokens, "sliding_window") - 1,
     }
 
 
@@ -63,11 +52,7 @@ class OneWindow:
     """All layers have the same window."""
 
     def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the window of every layer.
-
-        Raises:
-            ConversionError: layers differ.
-        """
+        """Return the window of every layer."""
         kinds = set(_kinds(config) or ())
         if len(kinds) > 1:
             raise ConversionError(

@@ -81,8 +81,7 @@ class Exported:
         self.adapters, self._family = adapters, family
         adapters.check_base(base.folder, base.shapes)
         self.matrices = [matrix for matrix in matrices if matrix.ours in adapters.matrices]
-        parts = {matrix.kind: len(matrix.theirs) for matrix in self.matrices}
-        self.packing = Packing.of(adapters.section, adapters.manifest.config.get(PEFT), parts)
+        self.packing = Packing.of(adapters.section, adapters.manifest.config.get(PEFT))
 
     @cached_property
     def is_transposed(self) -> bool:
@@ -160,11 +159,4 @@ class Exported:
             "target_modules": self.modules,
             "fan_in_fan_out": self.is_transposed,
             "bias": "none",
-            "use_rslora": False,
-            "use_dora": False,
-            "rank_pattern": {},
-            "alpha_pattern": {},
-            "modules_to_save": None,
-            "layers_to_transform": None,
-            "init_lora_weights": True,
         }

@@ -36,9 +36,6 @@ class Imported:
         matrices: the adapted matrices.
         packing: where theirs lie in ours.
         kinds: names of the adapted matrices in a layer, for `lora-target-modules`.
-
-    Raises:
-        ConversionError: ours cannot have these adapters, or a tensor is missing or of another shape.
     """
 
     def __init__(self, folder: Path, options: Options, matrices: list[Matrix]) -> None:
@@ -119,11 +116,7 @@ class Imported:
         return found
 
     def values(self, name: str) -> Iterator[Tensor]:
-        """Yield the values of a tensor of ours.
-
-        Raises:
-            ConversionError: one is not finite.
-        """
+        """Yield the values of a tensor of ours."""
         (matrix,) = (each for each in self.matrices if name.startswith(f"{each.ours}."))
         (dtype,) = {found.dtype for found in self._files.tensors.values()}
         rank, parts = self.packing.our_rank, []

@@ -61,13 +61,8 @@ class Packing:
         return {"rank": self.rank, "alpha": self.alpha, "stacked": stacked}
 
     @staticmethod
-    def of(section: AdaptersSection, recorded: Any, parts: Mapping[str, int]) -> "Packing":
+    def of(section: AdaptersSection, recorded: Any) -> "Packing":
         """Return that of adapters of ours; without a record, they are stored as they are.
-
-        Args:
-            section: their parameters.
-            recorded: the entry of their manifest.
-            parts: name of an adapted matrix -> number of its parts in the class of transformers.
 
         Raises:
             DamagedManifestError: the record has another form, or is of other adapters.
@@ -76,15 +71,8 @@ class Packing:
             return Packing(section.lora_rank, section.lora_alpha, {})
         try:
             found = TypeAdapter(Packing).validate_python(recorded)
-            are_parts = (
-                list(numbers) == [part for part in range(parts.get(kind, 0)) if part in numbers]
-                for kind, numbers in found.stacked.items()
-            )
-            ours = section.lora_rank, section.lora_alpha
-            if found.rank < 1 or (found.our_rank, found.our_alpha) != ours or not all(are_parts):
+            if (found.our_rank, found.our_alpha) != (section.lora_rank, section.lora_alpha):
                 raise ValueError("other adapters")
-        except ValueError as error:
-            raise DamagedManifestError(
-                f"config / {PEFT} does not fit lora_rank, lora_alpha and the class of the base"
-            ) from error
+        except (ValueError, ArithmeticError) as error:
+            raise DamagedManifestError(f"config / {PEFT} does not fit lora_rank and lora_alpha") from error
         return found

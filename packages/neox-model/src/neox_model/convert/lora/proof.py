@@ -109,9 +109,6 @@ def prove_adapters(exported: Exported, base: Base, folder: Path) -> dict[str, An
 
     Returns:
         What was seen, for `verification.json`.
-
-    Raises:
-        ProofError: they differ.
     """
     sides, figures, files = base.sides, Figures(), WeightFiles(base.sides.folder)
     stored = WeightFiles(folder, single=WEIGHTS)

@@ -9,6 +9,7 @@ MM is the tensor-parallel rank, NN the layer: 0 is the embedding, 2 the first bl
 the final norm, and L + 4 the output projection, if it is not tied to the embedding.
 """
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neox_config.problems import in_words
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.neox.folder import LAYER_FILE, RANK_FILE
 from neox_model.convert.neox.records import read_record
@@ -34,7 +34,6 @@ _SEQUENTIAL = re.compile(r"sequential\.(\d+)\.(.+)")
 _COMPLETE = "copy the checkpoint again, with all its files"
 # Entries that all ranks record alike, and that are used.
 _COMPARED = ("iteration", "args")
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -74,9 +73,6 @@ class NeoXFiles:
         ranks: number of tensor-parallel ranks.
         parts: key -> the tensor of each rank.
         read: the files; others in the folder, such as optimizer states, are not read.
-
-    Raises:
-        ConversionError: a file is missing or damaged, or files do not belong together.
     """
 
     def __init__(self, folder: Path, *, average_copies: bool = False) -> None:
@@ -84,27 +80,19 @@ class NeoXFiles:
         self.differences: dict[Key, float] = {}
         states = {rank: path for (rank,), path in _numbered(folder, RANK_FILE).items()}
         layers = _numbered(folder, LAYER_FILE)
-        if not states:
-            raise ConversionError(f"{folder} contains no mp_rank_00_model_states.pt; {_COMPLETE}")
-        for number in range(max(states)):
-            if number not in states:
-                raise ConversionError(
-                    f"{folder} contains no mp_rank_{number:02d}_model_states.pt; {_COMPLETE}"
-                )
+        missing = next(number for number in range(len(states) + 1) if number not in states)
+        if missing <= max(states, default=0):
+            raise ConversionError(f"{folder} contains no mp_rank_{missing:02d}_model_states.pt; {_COMPLETE}")
         self.state = _same_state(states)
-        if layers:
-            self.ranks = 1 + max(rank for _, rank in layers)
-            found = _of_layers(layers, self.ranks)
-        else:
-            self.ranks = len(states)
-            found = _of_ranks(states)
+        self.ranks = 1 + max(rank for _, rank in layers) if layers else len(states)
+        found = _of_layers(layers) if layers else _of_ranks(states)
         self.parts: dict[Key, tuple[_Part, ...]] = {}
         for key, by_rank in found.items():
-            missing = [rank for rank in range(self.ranks) if rank not in by_rank]
-            if missing:
-                raise ConversionError(
-                    f"{folder}: {key} is missing on rank {missing[0]} of {self.ranks}; {_COMPLETE}"
-                )
+            for rank in range(self.ranks):
+                if rank not in by_rank:
+                    raise ConversionError(
+                        f"{folder}: {key} is missing on rank {rank} of {self.ranks}; {_COMPLETE}"
+                    )
             if len({part.dtype for part in by_rank.values()}) > 1:
                 raise ConversionError(f"{folder}: {key} has different dtypes on the ranks; {_COMPLETE}")
             self.parts[key] = tuple(by_rank[rank] for rank in range(self.ranks))
@@ -119,14 +107,9 @@ class NeoXFiles:
         return self.parts[key][0].dtype
 
     def whole(self, key: Key, rank: int) -> Tensor:
-        """Return a copy of the tensor of a rank.
-
-        Raises:
-            ConversionError: a value is not finite, or the file changed.
-        """
-        return self._elements(key, rank, 0, prod(self.parts[key][rank].shape)).view(
-            self.parts[key][rank].shape
-        )
+        """Return a copy of the tensor of a rank."""
+        shape = self.parts[key][rank].shape
+        return self._elements(key, rank, 0, prod(shape)).view(shape)
 
     def common(self, key: Key) -> Tensor:
         """Return a tensor that all ranks store and the model has once, such as a norm's weight.
@@ -136,9 +119,6 @@ class NeoXFiles:
 
         Returns:
             The equal copies, or their mean rounded to their dtype.
-
-        Raises:
-            ConversionError: the copies differ, and are not to be averaged.
         """
         copies = torch.stack([self.whole(key, rank) for rank in range(self.ranks)])
         if bool((copies == copies[0]).all()):
@@ -178,78 +158,38 @@ class NeoXFiles:
 
 
 def _numbered(folder: Path, pattern: re.Pattern[str]) -> dict[tuple[int, ...], Path]:
-    """Return files by the numbers in their names.
-
-    Raises:
-        ConversionError: two have the same numbers.
-    """
-    paths: dict[tuple[int, ...], Path] = {}
-    for path in sorted(folder.iterdir()):
-        if found := pattern.fullmatch(path.name):
-            other = paths.setdefault(tuple(int(number) for number in found.groups()), path)
-            if other != path:
-                raise ConversionError(
-                    f"{folder} contains {other.name} and {path.name}, which are the same part of the model; "
-                    "remove the one that does not belong to the checkpoint"
-                )
-    return paths
+    """Return files by the numbers in their names."""
+    found = {path: pattern.fullmatch(path.name) for path in sorted(folder.iterdir())}
+    return {tuple(map(int, match.groups())): path for path, match in found.items() if match}
 
 
 def _same_state(paths: Mapping[int, Path]) -> dict[str, Any]:
     """Return the recorded state of rank 0; the iteration and the arguments are the same on all ranks."""
     states = {}
-    for rank, path in paths.items():
+    for rank, path in sorted(paths.items()):
         record = read_record(path)
         states[rank] = {name: value for name, value in record.items() if name not in ("module", "optimizer")}
         for name in _COMPARED:
             try:
-                _require_plain(path, name, states[rank].get(name))
-            except RecursionError:
+                text = json.dumps(record.get(name), default=repr, allow_nan=False)
+            except (TypeError, ValueError, RecursionError) as error:
                 raise ConversionError(
-                    f"{path} records {name} as values that are nested without end; only checkpoints of "
+                    f"{path} records {name} with values that are not plain ({error}); only checkpoints of "
                     "GPT-NeoX itself are read"
-                ) from None
-    for rank, state in states.items():
-        for name in _COMPARED:
-            if state.get(name) != states[0].get(name):
-                raise ConversionError(
-                    f"{paths[rank]} records another {name} than {paths[0].name}; {_COMPLETE}"
-                )
+                ) from error
+            states[rank][name] = json.loads(text)
+            if states[rank][name] != states[0][name]:
+                raise ConversionError(f"{path} records another {name} than {paths[0].name}; {_COMPLETE}")
     return states[0]
 
 
-def _require_plain(path: Path, name: str, value: Any) -> None:
-    """Check that a recorded value contains nothing but plain values, which can be compared.
-
-    Raises:
-        ConversionError: it contains something else.
-    """
-    if isinstance(value, Mapping):
-        for key, each in value.items():
-            _require_plain(path, f"{name}.{key}", each)
-    elif isinstance(value, list | tuple | set | frozenset):
-        for each in value:
-            _require_plain(path, name, each)
-    elif not isinstance(value, _PLAIN):
-        raise ConversionError(
-            f"{path} records {name} as a {type(value).__name__}, not as a plain value; only checkpoints of "
-            "GPT-NeoX itself are read"
-        )
-
-
-def _of_layers(paths: Mapping[tuple[int, ...], Path], ranks: int) -> dict[Key, dict[int, _Part]]:
+def _of_layers(paths: Mapping[tuple[int, ...], Path]) -> dict[Key, dict[int, _Part]]:
     """Return the tensors in files of layers."""
     found: dict[Key, dict[int, _Part]] = {}
-    for layer in sorted({layer for layer, _ in paths}):
-        for rank in range(ranks):
-            path = paths.get((layer, rank))
-            if path is None:
-                folder = next(iter(paths.values())).parent
-                name = f"layer_{layer:02d}-model_{rank:02d}-model_states.pt"
-                raise ConversionError(f"{folder} contains no {name}; {_COMPLETE}")
-            for name, tensor in _tensors(path, read_record(path)):
-                place = _Part(path, (name,), tuple(tensor.shape), tensor.dtype)
-                found.setdefault(Key(layer, name), {})[rank] = place
+    for (layer, rank), path in sorted(paths.items()):
+        for name, tensor in _tensors(path, read_record(path)):
+            place = _Part(path, (name,), tuple(tensor.shape), tensor.dtype)
+            found.setdefault(Key(layer, name), {})[rank] = place
     return found
 
 
@@ -279,7 +219,7 @@ def _tensors(path: Path, record: Mapping[str, Any]) -> Iterator[tuple[str, Tenso
     for name, value in record.items():
         if not isinstance(value, Tensor):
             raise ConversionError(
-                f"{path}: {name} is {in_words(value) if value is None else type(value).__name__}, not a "
-                "tensor; only layers of plain tensors are read (TransformerEngine stores states between them)"
+                f"{path}: {name} is not a tensor; only layers of plain tensors are read (TransformerEngine "
+                "stores states between them)"
             )
         yield name, value

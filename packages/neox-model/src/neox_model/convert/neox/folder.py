@@ -16,11 +16,7 @@ RANK_FILE = re.compile(r"mp_rank_(\d+)_model_states\.pt")
 
 
 def find_folder(given: Path) -> Path:
-    """Return the folder of one checkpoint: `given`, or the one that its file `latest` names.
-
-    Raises:
-        ConversionError: there is none.
-    """
+    """Return the folder of one checkpoint: `given`, or the one that its file `latest` names."""
     reason = why_another(given, GPT_NEOX)
     if reason is not None:
         raise ConversionError(reason)

@@ -8,8 +8,7 @@ projection are compared value by value.
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -17,46 +16,29 @@ from torch.nn import functional
 
 from neox_config.counted import counted
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
-from neox_config.spec.model import Alibi, Layer, ModelSpec, Rotary, Rpe, Sinusoidal, Window
-from neox_config.spec.run import RunSpec
+from neox_config.spec.model import Alibi, Layer, Rotary, Rpe, Window
 from neox_data.amount_progress import tracked
-from neox_model.convert.checkpoints import Checkpoint, build_sequential
+from neox_model.convert.checkpoints import Checkpoint
 from neox_model.convert.differences import attention_of, patterns
 from neox_model.convert.errors import ProofError
 from neox_model.convert.neox.files import Key, NeoXFiles
 from neox_model.convert.proof.comparison import Figures
-from neox_model.convert.proof.layers import OneLayer, one_layer
+from neox_model.convert.proof.layers import OneLayer
 from neox_model.convert.stored import StoredWeights
 from neox_model.convert.weights import HEAD
+from neox_model.layers.activations import ACTIVATIONS, GATED_ACTIVATIONS
+from neox_model.layers.positions.relative import alibi_slopes, distance_buckets
 
-__all__ = ["compare_blocks", "compare_rows", "compare_sinusoids"]
+__all__ = ["compare_blocks", "compare_rows"]
 
 logger = logging.getLogger(__name__)
 
 _TOKENS = 16
 _SCALES = (1.0, 1e-3)
-_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "gelu": functional.gelu,
-    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
-    "geglu": functional.gelu,
-    "relu": functional.relu,
-    "reglu": functional.relu,
-    "softsign": functional.softsign,
-    "swish": functional.silu,
-    "silu": functional.silu,
-    "swiglu": functional.silu,
-    "mish": functional.mish,
-    "glu": torch.sigmoid,
-    "bilinear": lambda x: x,
-}
 
 
 def compare_rows(files: NeoXFiles, weights: StoredWeights, figures: Figures, *, num_layers: int) -> None:
-    """Compare embeddings and output projection with the rows of the ranks, value by value.
-
-    Raises:
-        ProofError: they differ.
-    """
+    """Compare embeddings and output projection with the rows of the ranks, value by value."""
     vocabulary = {TOKEN_EMBEDDING: Key(0, "word_embeddings.weight")}
     if HEAD in weights.shapes:
         vocabulary[HEAD] = Key(num_layers + 4, "final_linear.weight")
@@ -79,49 +61,15 @@ def compare_rows(files: NeoXFiles, weights: StoredWeights, figures: Figures, *, 
                 first += rows.shape[0]
     name = "embedding.position_embeddings.weight"
     if name in weights.shapes:
-        stored = _mean(files, Key(0, "position_embeddings.weight")).to(weights.dtype(name))
+        stored = _combined(files, Key(0, "position_embeddings.weight")).to(weights.dtype(name))
         _require_same(name, weights.whole(name), stored, figures)
 
 
-def _sum(files: NeoXFiles, key: Key) -> Tensor:
-    """Return the sum of what the ranks store, in float64."""
+def _combined(files: NeoXFiles, key: Key, *, is_added: bool = False) -> Tensor:
+    """Return the mean (or the sum) of what the ranks store, rounded as a checkpoint stores it, in float64."""
     parts = [files.whole(key, rank).double() for rank in range(files.ranks)]
-    return sum(parts[1:], parts[0])
-
-
-def _mean(files: NeoXFiles, key: Key) -> Tensor:
-    """Return the mean of what the ranks have in common, in float64: where the copies are equal, these."""
-    return _sum(files, key) / files.ranks
-
-
-def _output_bias(files: NeoXFiles, key: Key, *, is_added: bool) -> Tensor:
-    """Return the bias of an output projection, rounded to its type as a checkpoint stores it, in float64.
-
-    Args:
-        files: the checkpoint of GPT-NeoX.
-        key: the bias.
-        is_added: with a parallel residual, the biases of all ranks are in the sum of their results.
-    """
-    # Not the mean times the ranks: with 7 of them it is not always the sum.
-    bias = _sum(files, key) if is_added else _mean(files, key)
-    return bias.to(files.dtype(key)).double()
-
-
-def compare_sinusoids(spec: ModelSpec, run: RunSpec, figures: Figures) -> None:
-    """Compare what sinusoidal position embeddings add, at the first positions.
-
-    Raises:
-        ProofError: they differ.
-    """
-    if not isinstance(spec.embedding.position, Sinusoidal):
-        return
-    model = build_sequential(one_layer(spec, 0), run, 1)
-    position: Any = model.stack[0].position_embeddings
-    places = torch.arange(min(_TOKENS, spec.max_positions))
-    rates = 10000.0 ** -(torch.arange(0, spec.width, 2, dtype=torch.float64) / spec.width)
-    angles = places.unsqueeze(1) * rates
-    expected = torch.cat([angles.sin(), angles.cos()], dim=-1).float()
-    figures.compare("positions", position(places.unsqueeze(1)).squeeze(1), expected)
+    total = sum(parts[1:], parts[0])
+    return (total if is_added else total / files.ranks).to(files.dtype(key)).double()
 
 
 def _require_same(name: str, written: Tensor, stored: Tensor, figures: Figures) -> None:
@@ -138,9 +86,6 @@ def compare_blocks(files: NeoXFiles, checkpoint: Checkpoint, figures: Figures, *
         checkpoint: the written one.
         figures: what is seen is added to it.
         order: of shared keys and values in GPT-NeoX's; nothing in the files shows whether it is right.
-
-    Raises:
-        ProofError: a block differs.
     """
     spec = checkpoint.model
     seen = patterns(spec)
@@ -169,14 +114,7 @@ def compare_blocks(files: NeoXFiles, checkpoint: Checkpoint, figures: Figures, *
 
 
 class _Ranks:
-    """A block as the ranks compute it, in float64.
-
-    Args:
-        files: the checkpoint of GPT-NeoX.
-        layers: those of the model.
-        index: the block.
-        order: of shared keys and values.
-    """
+    """A block as the ranks compute it, in float64."""
 
     def __init__(self, files: NeoXFiles, layers: Sequence[Layer], index: int, order: str | None) -> None:
         self._files, self._order = files, order
@@ -198,16 +136,9 @@ class _Ranks:
         hidden = hidden + self._added(f"mlp.{stem}", lambda rank: self._inner(rank, second))
         return self._norm(self._final, "norm", hidden)
 
-    def _tensor(self, name: str, rank: int, layer: int | None = None) -> Tensor | None:
-        key = Key(self._layer if layer is None else layer, name)
+    def _tensor(self, name: str, rank: int) -> Tensor | None:
+        key = Key(self._layer, name)
         return self._files.whole(key, rank).double() if key in self._files.parts else None
-
-    def _common(self, name: str, layer: int) -> Tensor | None:
-        """Return what the ranks have in common, rounded to its type, as a checkpoint stores it."""
-        key = Key(layer, name)
-        if key not in self._files.parts:
-            return None
-        return _mean(self._files, key).to(self._files.dtype(key)).double()
 
     def _linear(self, stem: str, rank: int, inputs: Tensor, *, bias: bool = True) -> Tensor:
         weight = self._tensor(f"{stem}.weight", rank)
@@ -221,15 +152,17 @@ class _Ranks:
         results, key = torch.stack(parts).sum(dim=0), Key(self._layer, f"{stem}.bias")
         if key not in self._files.parts:
             return results
-        return results + _output_bias(self._files, key, is_added=self._ours.residual == "parallel")
+        # With a parallel residual, the biases of all ranks are in the sum of their results.
+        return results + _combined(self._files, key, is_added=self._ours.residual == "parallel")
 
     def _norm(self, layer: int, stem: str, inputs: Tensor) -> Tensor:
-        norm = self._ours.norm
-        found = (self._common(f"{stem}.{name}", layer) for name in ("weight", "scale", "g"))
-        weight = next(each for each in found if each is not None)
+        norm, stored = self._ours.norm, self._files.parts
+        keys = [Key(layer, f"{stem}.{name}") for name in ("weight", "scale", "g", "bias")]
+        weight, *bias = (_combined(self._files, key) for key in keys if key in stored)
         if norm.kind == "layernorm":
-            bias = self._common(f"{stem}.bias", layer)
-            return functional.layer_norm(inputs, weight.shape, weight, bias, norm.epsilon)
+            return functional.layer_norm(
+                inputs, weight.shape, weight, bias[0] if bias else None, norm.epsilon
+            )
         if norm.kind == "rmsnorm":
             return weight * inputs / (inputs.square().mean(-1, keepdim=True) + norm.epsilon).sqrt()
         return weight * inputs / inputs.norm(dim=-1, keepdim=True).clamp(min=norm.epsilon)
@@ -238,7 +171,7 @@ class _Ranks:
         """Return the inner activations of a rank."""
         mlp = self._ours.channel
         assert mlp is not None
-        activation = _ACTIVATIONS[mlp.activation]
+        activation = {**ACTIVATIONS, **GATED_ACTIVATIONS}[mlp.activation]
         if "mlp.w1.weight" in self._names:
             return activation(self._linear("mlp.w1", rank, inputs)) * self._linear("mlp.w3", rank, inputs)
         stem = "mlp.linear1" if "mlp.linear1.weight" in self._names else "mlp.dense_h_to_4h"
@@ -291,25 +224,13 @@ class _Ranks:
         distance = (place.unsqueeze(1) - place).clamp(min=0)
         position = self._attention.position
         if isinstance(position, Alibi):
-            return -_slope(head, self._attention.heads) * distance.double()
+            return -alibi_slopes(self._attention.heads)[head] * distance.double()
         if isinstance(position, Rpe):
             table = self._tensor("attention.rpe.weight", rank)
             assert table is not None
-            return table[_buckets(distance, position), local] * math.sqrt(width)
+            buckets = distance_buckets(distance, position.buckets, position.max_distance)
+            return table[buckets, local] * math.sqrt(width)
         return torch.zeros(length, length, dtype=torch.float64)
-
-
-def _buckets(distance: Tensor, position: Rpe) -> Tensor:
-    """Return the bucket of each distance: one each for near ones, logarithmic for far ones."""
-    count, far = position.buckets, position.max_distance
-    exact = count // 2
-    beyond = [
-        min(count - 1, exact + int(math.log(each / exact) / math.log(far / exact) * (count - exact)))
-        if each >= exact
-        else each
-        for each in range(int(distance.max()) + 1)
-    ]
-    return torch.tensor(beyond)[distance]
 
 
 def _of_parts(mixed: Tensor, head: int, *, width: int, sharing: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -321,10 +242,3 @@ def _of_parts(mixed: Tensor, head: int, *, width: int, sharing: int) -> tuple[Te
     keys = [mixed[..., start + width : start + width + part] for start in starts]
     values = [mixed[..., start + width + part : start + width + 2 * part] for start in starts]
     return mixed[..., own : own + width], torch.cat(keys, dim=-1), torch.cat(values, dim=-1)
-
-
-def _slope(head: int, heads: int) -> float:
-    power = 2 ** int(math.log2(heads))
-    if head < power:
-        return 2.0 ** (-8 * (head + 1) / power)
-    return 2.0 ** (-8 * (2 * (head - power) + 1) / (2 * power))

@@ -34,12 +34,12 @@ class Arguments(dict[str, Any]):
 class Unused:
     """A value that no conversion uses; it keeps nothing and does nothing."""
 
+    def __init__(self, *_: Any) -> None:
+        """Take any arguments."""
+
     def __new__(cls, *_: Any) -> "Unused":
         """Take any arguments."""
         return super().__new__(cls)
-
-    def __init__(self, *_: Any) -> None:
-        """Keep nothing."""
 
     __setstate__ = __init__
 
@@ -77,35 +77,22 @@ def _allowing_alone(allowed: list[Any]) -> Iterator[None]:
 
 
 def read_record(path: Path) -> Mapping[str, Any]:
-    """Return the dictionary in a file; its tensors are mapped into memory.
-
-    Raises:
-        ConversionError: the file is damaged, has another format, or contains something that is not allowed.
-    """
-    try:
-        # The parts of the archive are mapped.
-        with zipfile.ZipFile(path) as archive:
-            is_stored = all(part.compress_type == zipfile.ZIP_STORED for part in archive.infolist())
-    except OSError as error:
-        raise ConversionError(f"cannot read {path}: {error.strerror}; copy it again") from error
-    except zipfile.BadZipFile as error:
-        raise ConversionError(
-            f"{path} is in torch's format of before version 1.6, or damaged ({error}); load it with a "
-            "program that you trust and save it with a later version, or copy it again"
-        ) from error
-    if not is_stored:
-        raise ConversionError(f"{path} was compressed after it was saved; unpack it and save it again")
+    """Return the dictionary in a file; its tensors are mapped into memory."""
     allowed: list[Any] = [(Arguments, name) for name in _ARGUMENTS]
     allowed += [(Unused, name) for name in _UNUSED]
     with _allowing_alone(allowed):
         try:
+            # The parts of the archive are mapped.
+            with zipfile.ZipFile(path) as archive:
+                if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
+                    raise ValueError("it was compressed after it was saved")
             unknown = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))
             found = None if unknown else torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except UNREADABLE as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise ConversionError(
-                f"{path} is damaged, or contains something other than tensors and plain values, and was not "
-                f"loaded: {reason}; copy it again"
+                f"cannot read {path}: it is damaged, in torch's format of before version 1.6, or contains "
+                f"something other than tensors and plain values ({reason}); copy it again"
             ) from error
     if unknown:
         raise ConversionError(

@@ -69,9 +69,6 @@ def read_settings(files: NeoXFiles, given: Sequence[Path]) -> Settings:
     Args:
         files: the checkpoint.
         given: configuration files; empty: those that it records.
-
-    Raises:
-        ConversionError: there are none, they are invalid or incomplete, or differ from what is recorded.
     """
     arguments = files.state.get("args")
     arguments = dict(arguments) if isinstance(arguments, Mapping) else {}
@@ -109,16 +106,9 @@ def read_settings(files: NeoXFiles, given: Sequence[Path]) -> Settings:
 def _of_arguments(arguments: Mapping[str, Any]) -> NeoXConfig:
     """Return the configuration of recorded arguments; a name that is not known is an error that names it."""
     plain = {name: value for name, value in arguments.items() if value is not None and name not in _DERIVED}
-    try:
-        text = json.dumps(plain, default=repr, allow_nan=False)
-    except ValueError as error:
-        raise ConversionError(
-            f"the recorded arguments contain a number that is not finite ({error}); pass the files that the "
-            "model was trained with as --config"
-        ) from error
     with TemporaryDirectory() as folder:
         path = Path(folder) / "arguments.yml"
-        path.write_text(text)
+        path.write_text(json.dumps(plain, allow_nan=False))
         return load_config([path])
 
 
@@ -145,20 +135,16 @@ def _compare_recorded(
 
 def _stored(files: NeoXFiles, model: ModelSection) -> dict[str, Any]:
     """Return the parameters that follow from the stored tensors, and not from the configuration alone."""
-    found: dict[str, Any] = {
-        # GPT-NeoX ignores it, so that every layer has its own weights.
-        "num_unique_layers": None,
-        # GPT-NeoX reads it, and builds the biases of layer norms anyway.
-        "use_bias_in_norms": model.use_bias_in_norms
-        or Key(FIRST_BLOCK, "input_layernorm.bias") in files.parts,
-    }
-    is_gated = ACTIVATION_FACTS[model.activation].is_gated
-    names = {"mlp.linear1.weight": is_gated, "mlp.dense_h_to_4h.weight": is_gated, "mlp.w1.weight": False}
-    for name, is_double in names.items():
-        key = Key(FIRST_BLOCK, name)
+    has_bias = model.use_bias_in_norms or Key(FIRST_BLOCK, "input_layernorm.bias") in files.parts
+    # GPT-NeoX ignores the first, so that every layer has its own weights. It reads the second, and builds the
+    # biases of layer norms anyway.
+    found: dict[str, Any] = {"num_unique_layers": None, "use_bias_in_norms": has_bias}
+    parts = 2 if ACTIVATION_FACTS[model.activation].is_gated else 1
+    stems = {"mlp.linear1": parts, "mlp.dense_h_to_4h": parts, "mlp.w1": 1}
+    for key, count in ((Key(FIRST_BLOCK, f"{stem}.weight"), count) for stem, count in stems.items()):
         if key in files.parts:
             # Not that of the configuration: versions of GPT-NeoX computed it differently.
-            width = sum(shape[0] for shape in files.shapes(key)) // (2 if is_double else 1)
+            width = sum(shape[0] for shape in files.shapes(key)) // count
             found |= {"mlp_width": width, "intermediate_size": None, "expansion_factor": None}
             return found | {"mlp_multiple_of": 1}
     return found

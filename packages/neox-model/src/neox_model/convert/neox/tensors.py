@@ -24,8 +24,10 @@ from neox_config.spec.model import Alibi, Attention, Embedding, Layer, ModelSpec
 from neox_model.convert.checkpoints import VOCABULARY
 from neox_model.convert.differences import attention_of
 from neox_model.convert.errors import ConversionError
+from neox_model.convert.families.family import part_of_layer
 from neox_model.convert.forms import SEPARATE_QKV
 from neox_model.convert.neox.files import FIRST_BLOCK, Key, NeoXFiles
+from neox_model.layers.positions.relative import alibi_slopes
 
 __all__ = ["Joined", "joined_tensors", "order_of"]
 
@@ -61,10 +63,7 @@ def _parts(files: NeoXFiles, key: Key) -> list[Tensor]:
 
 
 def _half(number: int) -> Callable[[NeoXFiles, Key, Attention], Tensor]:
-    def half(files: NeoXFiles, key: Key, _: Attention) -> Tensor:
-        return torch.cat([part.chunk(2)[number] for part in _parts(files, key)])
-
-    return half
+    return lambda files, key, _: torch.cat([part.chunk(2)[number] for part in _parts(files, key)])
 
 
 def _grouped(files: NeoXFiles, key: Key, attention: Attention) -> Tensor:
@@ -157,15 +156,10 @@ def joined_tensors(
         shapes: logical name -> whole shape of all our tensors.
         rows: stored entries of the vocabulary; `shapes` may have fewer.
         order: of shared keys and values, as `order_of` returns it.
-
-    Raises:
-        ConversionError: a tensor is missing, additional or of another shape.
     """
     any_attention = attention_of(spec.layers[0])
-    for name, count in (
-        ("num-attention-heads", any_attention.heads),
-        ("num-kv-heads", any_attention.kv_heads),
-    ):
+    counts = {"num-attention-heads": any_attention.heads, "num-kv-heads": any_attention.kv_heads}
+    for name, count in counts.items():
         if count % files.ranks:
             raise ConversionError(
                 f"{files.folder} has {files.ranks} tensor-parallel ranks, which cannot divide {name}: {count}"
@@ -175,7 +169,7 @@ def joined_tensors(
     for name, shape in shapes.items():
         stored = (rows, *shape[1:]) if name in VOCABULARY else shape
         module, _, kind = name.rpartition(".")
-        _, index, part = _place(module)
+        index, part = part_of_layer(module)
         if index is None:
             choices = _outside(len(spec.layers), name)
         elif part == "attention.qkv":
@@ -217,12 +211,6 @@ _NORM_WEIGHTS = ("weight", "scale", "g")
 _MLP_IN, _MLP_OUT = ("mlp.linear1", "mlp.dense_h_to_4h"), ("mlp.linear2", "mlp.dense_4h_to_h")
 # Gate and input of the feed-forward block of Llama before September 2024, which stored them apart.
 _APART = {"mlp.gate": "mlp.w1", "mlp.up": "mlp.w3", "mlp.down": "mlp.w2"}
-
-
-def _place(module: str) -> tuple[str, int | None, str]:
-    first, _, rest = module.partition(".")
-    index, _, part = rest.partition(".")
-    return ("layers", int(index), part) if first == "layers" else ("", None, module)
 
 
 def _inside(ours: Layer, index: int, part: str, kind: str) -> _Choices:
@@ -286,11 +274,7 @@ def _buffer(key: Key, attention: Attention, embedding: Embedding, width: int) ->
     if key == Key(0, "position_embeddings.inv_freq") and isinstance(embedding.position, Sinusoidal):
         return _frequencies(width, 10000.0)
     if key.name == "attention.alibi_embed.slopes" and isinstance(position, Alibi):
-        # Powers of two, and between them for other numbers of heads. Source: arXiv:2108.12409, and its code.
-        power = 2 ** (attention.heads.bit_length() - 1)
-        whole = 2.0 ** (-8.0 * torch.arange(1, power + 1, dtype=torch.float64) / power)
-        between = 2.0 ** (-4.0 * torch.arange(1, 2 * power + 1, 2, dtype=torch.float64) / power)
-        return torch.cat([whole, between[: attention.heads - power]])
+        return torch.tensor(alibi_slopes(attention.heads), dtype=torch.float64)
     return None
 
 
@@ -321,9 +305,6 @@ def order_of(files: NeoXFiles, attention: Attention, given: str | None) -> str |
         files: the checkpoint.
         attention: that of any layer.
         given: what `--qkv-order` states; None if it is not passed.
-
-    Raises:
-        ConversionError: it must be stated and is not, or it is stated and is not possible.
     """
     if attention.heads == attention.kv_heads:
         if given is not None:

@@ -1,10 +1,8 @@
 """The tokenizer that a configuration of GPT-NeoX names."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from neox_config.derive.tokenizer import tokenizer_files
-from neox_config.facts.checkpoints import LATEST, iteration_of
 from neox_config.facts.vocabulary import pad_vocabulary
 from neox_config.schema.sections.tokenizer import TokenizerSection
 from neox_data.errors import TokenizerError
@@ -12,12 +10,8 @@ from neox_data.tokenizers import build_tokenizer
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.neox.files import NeoXFiles
 from neox_model.convert.tokenizer_files import FoundTokenizer
-from neox_model.convert.yaml_file import CONFIGURATION
 
 __all__ = ["check_padding", "find_named_tokenizer"]
-
-# Names in the written folder that a file of the tokenizer would replace.
-_RESERVED = (CONFIGURATION, LATEST, "verification.json")
 
 
 def find_named_tokenizer(
@@ -30,9 +24,6 @@ def find_named_tokenizer(
         folder: the checkpoint; files that are not where the parameters say are searched here and next to it.
         vocab_file: replaces that of the configuration.
         merge_file: likewise.
-
-    Raises:
-        ConversionError: its files are not found, or are not valid.
     """
     given = {"vocab_file": vocab_file, "merge_file": merge_file}
     files = {}
@@ -41,7 +32,6 @@ def find_named_tokenizer(
         places = (path, folder / path.name, folder.absolute().parent / path.name)
         files[name] = next((place for place in places if place.exists()), path)
     files |= {name: path for name, path in given.items() if path is not None}
-    _require_different_names(files)
     try:
         tokenizer = build_tokenizer(section.tokenizer_type, **files)
     except TokenizerError as error:
@@ -52,26 +42,8 @@ def find_named_tokenizer(
     return FoundTokenizer(section.tokenizer_type, files, tokenizer)
 
 
-def _require_different_names(files: Mapping[str, Path]) -> None:
-    """Refuse files that would replace each other, or another file, in the written folder."""
-    names = [path.name for path in files.values()]
-    for parameter, path in files.items():
-        is_checkpoint = iteration_of(path.name) is not None
-        if is_checkpoint or names.count(path.name) > 1 or path.name in _RESERVED:
-            others = "; ".join(str(each) for each in files.values())
-            what = "a checkpoint" if is_checkpoint else "two files"
-            raise ConversionError(
-                f"the tokenizer's files ({others}) are copied into one folder, where {path.name} is the name "
-                f"of {what}; copy {path} to another name, and pass it as --{parameter.replace('_', '-')}"
-            )
-
-
 def check_padding(files: NeoXFiles, tokenizer: FoundTokenizer, *, rows: int, multiple: int) -> None:
-    """Compare the rows of the embedding with the tokenizer's entries, which GPT-NeoX pads.
-
-    Raises:
-        ConversionError: this tokenizer would have given another number of rows.
-    """
+    """Compare the rows of the embedding with the tokenizer's entries, which GPT-NeoX pads."""
     entries = tokenizer.tokenizer.vocab_size
     padded = pad_vocabulary(entries, multiple * files.ranks)
     if padded != rows:

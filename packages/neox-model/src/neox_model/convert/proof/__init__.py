@@ -15,8 +15,10 @@ from typing import Any
 from neox_config.facts.checkpoints import MANIFEST
 from neox_config.spec.model import ModelSpec
 from neox_config.spec.run import RunSpec
+from neox_model.convert.differences import differences
+from neox_model.convert.errors import ProofError
 from neox_model.convert.proof.comparison import Figures
-from neox_model.convert.proof.keys import check_keys, compare_architectures
+from neox_model.convert.proof.keys import check_keys
 from neox_model.convert.proof.layers import compare_layers
 from neox_model.convert.proof.sides import Sides
 from neox_model.convert.proof.tensors import compare_tensors
@@ -53,15 +55,15 @@ def prove(
         source: the folder that was converted, for the hashes.
         output: the folder that was written.
         whole_limit: parameters of the largest model that is compared as a whole.
-
-    Raises:
-        ProofError: they differ.
     """
     figures = Figures()
     logger.info("comparing architectures and tokenizers")
     stated = sides.family.read(read_json(sides.folder / "config.json"))
     files, theirs = open_weights(sides.folder, sides.family, stated)
-    compare_architectures(sides, model, theirs)
+    if options := "; ".join(map(str, differences(model, theirs))):
+        raise ProofError(
+            f"{sides.folder / 'config.json'} is of another model than {sides.weights.folder}: {options}"
+        )
     counted = check_keys(sides, files)
     texts = compare_tokenizers(
         sides.tokenizer, sides.folder, rows=sides.rows, as_stored=sides.as_stored

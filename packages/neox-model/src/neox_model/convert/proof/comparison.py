@@ -47,9 +47,6 @@ class Figures:
             theirs: the other result.
             where: what exactly was compared, for messages.
             exact: returns our result, computed in float64.
-
-        Raises:
-            ProofError: they differ by more than the limit.
         """
         if ours.shape != theirs.shape:
             raise ProofError(

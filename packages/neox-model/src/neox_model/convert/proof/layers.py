@@ -52,11 +52,7 @@ def lengths_of(model: ModelSpec) -> tuple[int, int]:
 def compare_layers(
     sides: Sides, model: ModelSpec, run: RunSpec, files: WeightFiles, figures: Figures
 ) -> None:
-    """Compare every layer on short sequences, and the first of each kind on long ones; then rotary tables.
-
-    Raises:
-        ProofError: a layer differs.
-    """
+    """Compare every layer on short sequences, and the first of each kind on long ones; then rotary tables."""
     windows, short = patterns(model), min(_SHORT, model.max_positions)
     dtype = dtype_of(sides, files)
     seen: set[Pattern | None] = set()
@@ -122,11 +118,7 @@ class OneLayer:
 
 
 def _fill(theirs: Any, sides: Sides, files: WeightFiles, layer: int) -> None:
-    """Load the weights of a layer into a model of transformers with one.
-
-    Raises:
-        ProofError: one is missing.
-    """
+    """Load the weights of a layer into a model of transformers with one."""
     first, here = sides.family.layer.format(0), sides.family.layer.format(layer)
     for name, parameter in theirs.named_parameters():
         wanted = sides.family.base_prefix + name
@@ -134,11 +126,10 @@ def _fill(theirs: Any, sides: Sides, files: WeightFiles, layer: int) -> None:
             wanted = here + wanted.removeprefix(first)
         elif parameter is theirs.get_input_embeddings().weight:
             continue
-        found = sides.family.stored_name(wanted, files.tensors)
-        if found is None:
-            raise ProofError(f"{sides.folder} lacks {wanted}")
+        stored = sides.family.stored_name(wanted, files.tensors)
+        assert stored is not None, f"{wanted} is there since check_keys"
         with torch.no_grad():
-            parameter.copy_(files.whole(found))
+            parameter.copy_(files.whole(stored))
 
 
 def _compare_rotary(ours: OneLayer, theirs: Any, figures: Figures) -> None:

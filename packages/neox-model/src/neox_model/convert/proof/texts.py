@@ -1,24 +1,14 @@
 """Texts on which both sides are compared: sources of Python's standard library, and invented ones."""
 
+import argparse
+import inspect
 import random
-import sysconfig
+import statistics
+import typing
 from functools import cache
-from pathlib import Path
-
-from neox_model.convert.errors import ConversionError
 
 __all__ = ["many_texts", "real_text"]
 
-_MODULES = (
-    "argparse.py",
-    "typing.py",
-    "inspect.py",
-    "pathlib.py",
-    "statistics.py",
-    "datetime.py",
-    "_pydatetime.py",
-)
-_LEAST_CHARACTERS = 100_000
 _PIECE = 200
 # First and last character of scripts whose pretokenization differs.
 _SCRIPTS = (
@@ -30,21 +20,8 @@ _SCRIPTS = (
 
 @cache
 def real_text() -> str:
-    """Return a long text: sources of Python's standard library.
-
-    Raises:
-        ConversionError: this Python has no sources.
-    """
-    folder = Path(sysconfig.get_path("stdlib"))
-    text = "".join(
-        (folder / name).read_text(encoding="utf-8") for name in _MODULES if (folder / name).is_file()
-    )
-    if len(text) < _LEAST_CHARACTERS:
-        raise ConversionError(
-            f"{folder} contains too few sources of Python's standard library, which proofs use as texts; use "
-            "a Python with its sources"
-        )
-    return text
+    """Return a long text: sources of Python's standard library."""
+    return "".join(map(inspect.getsource, (argparse, typing, inspect, statistics)))
 
 
 def many_texts(count: int, special: list[str]) -> list[str]:

@@ -28,9 +28,6 @@ def compare_tokenizers(
         rows: entries of the vocabulary.
         as_stored: compare with tokenizer.json as it is stored (True), or with what transformers loads
             (False); None: there is no choice.
-
-    Raises:
-        ProofError: ids differ, or are not entries of the model.
     """
     theirs = load_tokenizer(folder, as_stored=bool(as_stored))
     special = tokenizer.added_texts if isinstance(tokenizer, LibraryBackedTokenizer) else []

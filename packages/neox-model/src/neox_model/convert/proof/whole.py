@@ -25,11 +25,7 @@ _COMPARED_POSITIONS = 256
 
 
 def compare_whole(sides: Sides, model: ModelSpec, run: RunSpec, files: WeightFiles, figures: Figures) -> None:
-    """Compare the logits of both models for several inputs.
-
-    Raises:
-        ProofError: transformers does not load the model completely, or logits differ.
-    """
+    """Compare the logits of both models for several inputs."""
     theirs = load_model(sides.folder, sides.family)
     ours = build_sequential(model, run, sides.weights.vocab_size)
     load_into(ours, sides.weights, dtype_of(sides, files))
@@ -47,9 +43,6 @@ def compare_logits(
         ours: a model of neox-model.
         theirs: a model of transformers.
         figures: collects the differences.
-
-    Raises:
-        ProofError: logits differ.
     """
     rows, (longest, beyond_windows) = sides.rows, lengths
     generator = torch.Generator().manual_seed(0)

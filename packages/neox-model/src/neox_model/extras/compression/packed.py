@@ -42,14 +42,7 @@ _MOST_BITS = 8
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """A packed matrix of transformers.
-
-    Args:
-        bits: of a number.
-        columns: those that share a scale; 0: one scale for each row.
-        numbers: whole numbers.
-        scales: of the numbers.
-    """
+    """A packed matrix of transformers; `columns` share a scale (0: one scale for each row)."""
 
     bits: int
     columns: int
@@ -225,11 +218,7 @@ def _description(packed: Mapping[str, _Packed]) -> dict[str, Any]:
 
 @torch.no_grad()
 def _compare(source: Compression, folder: Path, family: Family) -> dict[str, Any]:
-    """Compare the logits that transformers computes with those of the training's numbers, in float32.
-
-    Raises:
-        ProofError: they differ by more than rounding.
-    """
+    """Compare the logits that transformers computes with those of the training's numbers, in float32."""
     logger.info("comparing logits")
     tokens_BS = source.tokens()
     expected = source.in_float32()(tokens_BS)
