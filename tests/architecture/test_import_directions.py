@@ -182,7 +182,7 @@ USES_EXTRAS = (
     *("neox_config.schema.config", "neox_config.rules", "neox_config.rules.objective"),
     *("neox_config.rules.relations", "neox_config.rules.training", "neox_config.derive.implied"),
     *("neox_config.derive.layer_compilation", "neox_config.derive.recomputation"),
-    *("neox_config.spec.course", "neox_config.spec.read_run", "neox_config.spec.resolve"),
+    *("neox_config.spec.schedule_preview", "neox_config.spec.read_run", "neox_config.spec.resolve"),
     *("neox_config.spec.run", "neox_config.spec.update"),
     *("neox_config.estimate.setup", "neox_config.estimate.step", "neox_launcher.plan.preflight"),
 )

@@ -101,19 +101,19 @@ def count(cases: dict[str, dict[str, Any]]) -> dict[str, Any]:
             total = predicted.setdefault(f"{each.operation} over {each.group}", [0, 0])
             total[0] += each.calls
             total[1] += each.bytes
-        found[name] = {"counted": counted_step(resolved), "predicted": predicted}
+        found[name] = {"pluralize": counted_step(resolved), "predicted": predicted}
     return found
 
 
 @pytest.fixture(scope="module")
-def counted() -> list[dict[str, Any]]:
+def pluralize() -> list[dict[str, Any]]:
     return run_ranks(count, size=2, cases=CASES | ZERO, timeout_seconds=900)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_step_calls_the_predicted_collectives(counted, case):
     for rank in counted:
-        assert rank[case]["counted"] == rank[case]["predicted"]
+        assert rank[case]["pluralize"] == rank[case]["predicted"]
 
 
 def of_optimizer(counts: dict[str, dict[str, list[int]]], case: str) -> dict[str, list[int]]:
@@ -130,14 +130,14 @@ def of_optimizer(counts: dict[str, dict[str, list[int]]], case: str) -> dict[str
 def test_an_optimizer_that_joins_rows_adds_the_predicted_collectives(counted, case):
     found, predicted = (
         of_optimizer({name: counts[kind] for name, counts in counted[0].items()}, case)
-        for kind in ("counted", "predicted")
+        for kind in ("pluralize", "predicted")
     )
     assert predicted
     assert found == predicted
 
 
 def test_muon_sends_rows_of_as_many_matrices_as_there_are_ranks_there_and_back_at_once(counted):
-    found = {name: counts["counted"] for name, counts in counted[0].items()}
+    found = {name: counts["pluralize"] for name, counts in counted[0].items()}
     # Four matrices in each of three layers.
     assert of_optimizer(found, "ZeRO 1, Muon")["all_to_all_single over data"][0] == 2 * 12 // 2
 
@@ -158,7 +158,7 @@ PER_LAYER = {
 @pytest.mark.parametrize("case", PER_LAYER)
 def test_layers_call_as_few_collectives_as_their_form_allows(counted, case):
     """Embedding and head call one each, or two of each kind with a split sequence; the update the rest."""
-    calls = {name: number for name, (number, _) in counted[0][case]["counted"].items()}
+    calls = {name: number for name, (number, _) in counted[0][case]["pluralize"].items()}
     splits = case.startswith("sequence")
     outside = {"all_reduce": 0 if splits else 2, "reduce_scatter_tensor": 2, "all_gather_into_tensor": 3}
     layers, micro_batches = BASE["num_layers"], 2
@@ -170,4 +170,4 @@ def test_layers_call_as_few_collectives_as_their_form_allows(counted, case):
 
 def test_a_split_sequence_sums_all_replicated_gradients_in_one_message(counted):
     # One for them, and one for the norm of all gradients.
-    assert counted[0]["sequence, sequential"]["counted"]["all_reduce over model"][0] == 2
+    assert counted[0]["sequence, sequential"]["pluralize"]["all_reduce over model"][0] == 2

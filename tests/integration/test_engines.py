@@ -97,7 +97,7 @@ def evaluate_between_updates(stage: int) -> list[float]:
     found.append(float(step(batches).loss))
     found.append(loss())
     with torch.no_grad():
-        for held in engine.update.held():
+        for held in engine.update.param_shards():
             held.holder.zero_()
     engine.update.to_model()
     return [*found, loss()]

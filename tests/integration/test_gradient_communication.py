@@ -137,7 +137,7 @@ def reduce_each(cases: dict[str, dict[str, Any]]) -> dict[str, Any]:
         seen: list[Any] = []
         with watched_messages(seen):
             EngineStep(engine, accumulation=1)(iter([as_batch(torch.tensor([[1, 2, 3]]))]))
-        masters = [float(-held.holder.flatten()[held.offset]) for held in engine.update.held()]
+        masters = [float(-held.holder.flatten()[held.offset]) for held in engine.update.param_shards()]
         found[name] = {"sent": seen, "mean": masters, "masks": sorted(model.masks)}
     return found
 

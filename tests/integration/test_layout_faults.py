@@ -383,13 +383,13 @@ FAULTS: dict[str, Fault] = {
     ),
     "loss not divided by accumulation": Fault(
         "pp=2,dp=1",
-        "neox_model.engine.own_update.OwnUpdate.guard",
+        "neox_model.engine.updater.Updater.guard",
         times(4),
         (r"^gradients", r"\b4(\.0+)? times", r"accumulation|micro-batch"),
     ),
     "loss divided by accumulation twice": Fault(
         "tp=2,dp=1",
-        "neox_model.engine.own_update.OwnUpdate.guard",
+        "neox_model.engine.updater.Updater.guard",
         times(1 / 3),
         (r"^gradients", r"\b1/3 times", r"accumulation|micro-batch"),
     ),

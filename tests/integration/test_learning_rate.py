@@ -11,7 +11,7 @@ import torch
 
 from neox_config.derive.learning_rate import learning_rate_curve
 from neox_config.facts.learning_rate import DECAY_STYLES, Curve
-from neox_config.spec.course import learning_rate
+from neox_config.spec.schedule_preview import learning_rate
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from support.corpus import write_corpus
 from support.distributed import run_ranks

@@ -197,13 +197,13 @@ def test_replicas_stay_equal_and_skip_together(optimizer, precision):
 def train_split(optimizer: str, params: dict) -> list[list[bool]]:
     """Return, by update, whether replicas and what tensor-parallel ranks do not split are the same."""
     from neox_model.parallel.logical import split_dim_of
-    from neox_model.train.callbacks.copies import CopiesCallback, CopiesDifferError
+    from neox_model.train.callbacks.replica_check import CopiesDifferError, ReplicaCheck
 
     training, batches = started(
         {"precision": "bfloat16"}, optimizer=optimizer, params=params, model_parallel_size=2
     )
     mixed, groups = training.engine.update.mixed, training.groups
-    copies, equal = CopiesCallback(1), []
+    copies, equal = ReplicaCheck(1), []
     run = a_run(copies, engine=training.engine, groups=groups)
     copies.on_load()
     pairs = list(zip(mixed.parameters, mixed.masters, strict=True))
@@ -238,12 +238,12 @@ def test_replicas_of_tensor_parallel_ranks_stay_equal_where_they_are_synchronize
 
 def train_stages(optimizer: str, params: dict) -> list[bool]:
     """Return whether copies of the tied embedding on both stages are the same; compare replicas."""
-    from neox_model.train.callbacks.copies import CopiesCallback
+    from neox_model.train.callbacks.replica_check import ReplicaCheck
 
     training, batches = started(
         {"precision": "bfloat16"}, optimizer=optimizer, params=params, pipe_parallel_size=2
     )
-    copies, equal = CopiesCallback(1), []
+    copies, equal = ReplicaCheck(1), []
     run = a_run(copies, engine=training.engine, groups=training.groups)
     copies.on_load()
     ties = training.engine.update.mixed._ties

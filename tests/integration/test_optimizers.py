@@ -113,7 +113,7 @@ def layouts_of(optimizer: str) -> tuple[str, ...]:
     if facts.is_elementwise and not facts.replica_states:
         return tuple(LAYOUTS)
     joins = facts.joins_split_weights or facts.is_elementwise
-    return (*WHOLE_WEIGHTS, *(["tensor 2"] if joins else []), *(WHOLE_ROWS if facts.joins_rows else []))
+    return (*WHOLE_WEIGHTS, *(["tensor 2"] if joins else []), *(WHOLE_ROWS if facts.gathers_rows else []))
 
 
 def test_the_sample_has_every_optimizer_that_trains_every_layout_and_every_precision():
@@ -155,7 +155,7 @@ def test_every_optimizer_resumes_on_every_layout_in_every_precision(tmp_path, op
 
 
 # Optimizers that join what they compute of rows.
-JOINING = [name for name in OPTIMIZERS if OPTIMIZER_FACTS[name.split(",")[0].lower()].joins_rows]
+JOINING = [name for name in OPTIMIZERS if OPTIMIZER_FACTS[name.split(",")[0].lower()].gathers_rows]
 
 
 def check_joining(optimizer: str, layouts: Sequence[str], precision: str, folder: Path) -> None:

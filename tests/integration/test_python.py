@@ -512,7 +512,7 @@ def test_a_training_in_16_bit_starts_from_all_bits_of_the_weights(data, precisio
         model = trainer.model()
     with neox_model.Trainer(config_of(data, precision=precision), start_from=model) as trainer:
         run = trainer._run
-        masters = {id(held.param): held.holder for held in run.engine.update.held()}
+        masters = {id(held.param): held.holder for held in run.engine.update.param_shards()}
         started = dict(named_logical_parameters(run.model))
         for name, weight in named_logical_parameters(model.module):
             assert torch.equal(masters[id(started[name])], weight), name

@@ -36,7 +36,7 @@ def train_twice(folder: str, data_path: str) -> None:
     open_run.train_in(
         groups, resolved_from(settings | {"log_dir": "whole", "save": "checkpoints", "save_interval": 2})
     )
-    open_run.about_run = fail
+    open_run.run_info = fail
     open_run.train_in(groups, resolved_from(settings | {"log_dir": "undescribed"}))
 
 

@@ -25,7 +25,7 @@ from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.verify_resume.phases import Phase, phases_from_start
 from neox_model.checkpoint import load, logical, rng_state, shards
 from neox_model.checkpoint.contents import Manifest
-from neox_model.engine.own_update import OwnUpdate
+from neox_model.engine.updater import Updater
 from neox_model.train import open_run
 from neox_model.train.data.batch import Batch
 from neox_model.train.loop import Loop
@@ -269,7 +269,7 @@ def one_ulp(folder):
     base="bf16",
 )
 def stale_copies(folder):
-    return patch.object(OwnUpdate, "to_model", lambda update: None)
+    return patch.object(Updater, "to_model", lambda update: None)
 
 
 # Numbers

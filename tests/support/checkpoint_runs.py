@@ -10,7 +10,7 @@ from neox_config.facts.deepspeed_schedules import OneCycle
 from neox_config.facts.learning_rate import Curve, WarmupThenDecay
 from neox_model.checkpoint import RunParts, load_checkpoint, save_checkpoint
 from neox_model.checkpoint.storage import Storage
-from neox_model.engine.own_update import OwnUpdate
+from neox_model.engine.updater import Updater
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.optim.mixed_precision import MixedPrecisionOptimizer
 from neox_model.parallel.groups import SINGLE_PROCESS, Groups
@@ -82,7 +82,7 @@ class Engine:
             groups=SINGLE_PROCESS,
         )
         self.model, self.steps = model, 0
-        self.update = OwnUpdate(mixed, model, SINGLE_PROCESS)
+        self.update = Updater(mixed, model, SINGLE_PROCESS)
 
     def state_dict(self) -> dict[str, int]:
         return {"steps": self.steps}

@@ -11,16 +11,16 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor, distributed
 
 from neox_config.spec.run import RunSpec
-from neox_model.engine import build_own_update, own_update
+from neox_model.engine import build_updater, updater
 from neox_model.engine.deepspeed import build as build_deepspeed
 from neox_model.engine.deepspeed import pipeline
-from neox_model.engine.own_update import OwnUpdate
+from neox_model.engine.updater import Updater
 from neox_model.optim import mixed_precision
 from neox_model.optim.mixed_precision import MixedPrecisionOptimizer
 from neox_model.parallel import sharding
 from neox_model.parallel.gradient_reduction import EarlyReduction, GradientReduction
 from neox_model.parallel.groups import SINGLE_RANK, Groups
-from neox_model.parallel.held import Held
+from neox_model.parallel.param_shard import ParamShard
 from neox_model.parallel.sharding import MeanReduceScatter, ShardedModel
 from precision.run import Cell
 
@@ -151,7 +151,7 @@ def _without_earlier_gradients(original: Callable[..., None]) -> Callable[..., N
 
 
 def _of_a_copy(original: Callable[..., Any]) -> Callable[..., Any]:
-    def held(parameter: Any, group: Any) -> tuple[Any, Held]:
+    def held(parameter: Any, group: Any) -> tuple[Any, ParamShard]:
         holder, found = original(parameter, group)
         holder.data = holder.data.clone()
         return holder, found
@@ -179,7 +179,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "unscaled loss": Fault(
         replace(_PLAIN, precision="fp16"),
-        _plants(own_update, "guard_loss", lambda original: lambda loss, scale: original(loss, None)),
+        _plants(updater, "guard_loss", lambda original: lambda loss, scale: original(loss, None)),
         r"^every update is 0.00781 times what it must be",
     ),
     "one optimizer step too many": Fault(
@@ -219,7 +219,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "accumulation not divided": Fault(
         replace(_PLAIN, accumulation=3),
-        _plants(OwnUpdate, "guard", lambda original: lambda self, loss: 3 * original(self, loss)),
+        _plants(Updater, "guard", lambda original: lambda self, loss: 3 * original(self, loss)),
         r"^every update is 3 times what it must be",
     ),
     "accumulation not divided by DeepSpeed": Fault(
@@ -229,7 +229,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "gradients accumulated in bf16": Fault(
         replace(_PLAIN, accumulation=3),
-        _plants(build_own_update, "MixedPrecisionOptimizer", _with_sums_in_bf16),
+        _plants(build_updater, "MixedPrecisionOptimizer", _with_sums_in_bf16),
         r"update differs from plain autograd's by 0.00",
     ),
     "masters rounded to 16 bit": Fault(

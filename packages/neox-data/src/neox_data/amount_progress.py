@@ -11,7 +11,7 @@ from typing import Protocol, TextIO, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-from neox_data.counted import counted
+from neox_data.pluralize import pluralize
 
 __all__ = ["Counts", "Reporter", "report_amount", "report_progress", "report_search", "tracked"]
 
@@ -107,7 +107,7 @@ def report_progress(*, log_interval: int | None, stream: TextIO | None = None) -
     interval = log_interval or 0
 
     def report(counts: Counts) -> None:
-        label = f"{counted(counts.documents, 'document')} ({counts.fraction:.0%})  "
+        label = f"{pluralize(counts.documents, 'document')} ({counts.fraction:.0%})  "
         show(counts.fraction, counts.rates(), position=counts.documents, label=label)
 
     with _display(interval, interval, is_quiet=log_interval is None, stream=stream) as show:

@@ -5,11 +5,11 @@ from pathlib import Path
 import click
 
 from neox_data.command import Command, verbose_option
-from neox_data.counted import counted
 from neox_data.curriculum.analyze import METRICS
 from neox_data.curriculum.metric_index import write_metric_index
 from neox_data.curriculum.sample_order import fingerprint_order
 from neox_data.errors import DataError
+from neox_data.pluralize import pluralize
 from neox_data.trace_cli import config_options
 from neox_data.training_data import load_training_data
 
@@ -48,7 +48,7 @@ def analyze(
     dataset = data.datasets["train"]
     values = METRICS[metric](dataset, len(dataset))
     prefixes = write_metric_index(output, metric, values, fingerprint_order(dataset))
-    click.echo(f"{counted(len(values), 'sample')}, {metric} from {values.min():,} to {values.max():,}")
+    click.echo(f"{pluralize(len(values), 'sample')}, {metric} from {values.min():,} to {values.max():,}")
     click.echo(f"index_to_sample_path: {prefixes['index_to_sample']}")
     click.echo(f"index_to_metric_path: {prefixes['index_to_metric']}")
     merged = prefixes["index_to_sample_percentile_merged"]

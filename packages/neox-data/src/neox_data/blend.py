@@ -15,9 +15,9 @@ from typing import Protocol
 
 import numpy as np
 
-from neox_data.counted import counted
 from neox_data.errors import DataError
 from neox_data.native import load_native
+from neox_data.pluralize import pluralize
 from neox_data.weights import blend_shares, normalise_weights, samples_per_dataset
 
 __all__ = [
@@ -186,7 +186,7 @@ class BlendedDataset(Mixture):
         for number, (dataset, count) in enumerate(zip(self.datasets, taken, strict=True)):
             if count > len(dataset):
                 raise DataError(
-                    f"dataset {number} of the blend has {counted(len(dataset), 'sample')}, but "
+                    f"dataset {number} of the blend has {pluralize(len(dataset), 'sample')}, but "
                     f"{num_samples:,} "
                     f"items of the blend require {count:,} of them; build it for more samples"
                 )

@@ -8,9 +8,9 @@ import click
 
 from neox_data.blend_report import SourceShare, report_blend, report_datasets, share_lines
 from neox_data.command import Command, verbose_option
-from neox_data.counted import counted
 from neox_data.curriculum.dataset import CurriculumDataset
 from neox_data.indexed import open_indexed
+from neox_data.pluralize import pluralize
 from neox_data.trace_cli import config_options
 from neox_data.training_data import load_training_data
 from neox_data.weights import weights_by_num_documents
@@ -69,7 +69,7 @@ def blend_report(
     for part, dataset in data.datasets.items():
         chosen = ", before selection by the curriculum" if isinstance(dataset, CurriculumDataset) else ""
         click.echo(
-            f"{part}: {counted(data.num_samples[part], 'sample')} of {data.seq_length:,} tokens{chosen}"
+            f"{part}: {pluralize(data.num_samples[part], 'sample')} of {data.seq_length:,} tokens{chosen}"
         )
         for line in share_lines(report_datasets(dataset, data.num_samples[part])):
             click.echo(line)

@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from neox_data.counted import counted
 from neox_data.errors import DataError
+from neox_data.pluralize import pluralize
 from neox_data.whole_files import written_aside
 
 __all__ = [
@@ -251,7 +251,7 @@ class IndexInProgress:
             ) from error
         if found.shape != (len(part), width or found.shape[-1]):
             raise DataError(
-                f"{path} has embeddings {found.shape} for {counted(len(part), 'block')}; delete it, and "
+                f"{path} has embeddings {found.shape} for {pluralize(len(part), 'block')}; delete it, and "
                 "make the index again"
             )
         return found

@@ -20,7 +20,6 @@ from neox_data.command import (
     more_files_argument,
     quiet_option,
 )
-from neox_data.counted import counted
 from neox_data.indexed import IndexedDataset, open_indexed
 from neox_data.indexed.chart import draw_lengths
 from neox_data.indexed.edit import convert_indexed, merge_indexed, split_indexed
@@ -34,6 +33,7 @@ from neox_data.manifest import (
     verify_manifest,
     write_manifest,
 )
+from neox_data.pluralize import pluralize
 from neox_data.prepare.cli import prepare
 from neox_data.preprocess.inputs import find_inputs
 from neox_data.preprocess.passed_over import PassedOver
@@ -142,7 +142,7 @@ def verify(prefix: str) -> None:
     dataset = verify_indexed(prefix)
     hashes = "hashes match" if verify_manifest(prefix) else "hashes not checked (no manifest)"
     click.echo(
-        f"{prefix}: {counted(len(dataset), 'sequence')}, {counted(dataset.num_tokens, 'token')}, all "
+        f"{prefix}: {pluralize(len(dataset), 'sequence')}, {pluralize(dataset.num_tokens, 'token')}, all "
         f"checks passed, {hashes}"
     )
 
@@ -251,7 +251,7 @@ def count(inputs: tuple[str, ...], more: tuple[str, ...], jsonl_key: str) -> Non
         click.echo(line, err=True)
     if reader.num_skipped:
         click.echo(
-            f"Error: {counted(reader.num_skipped, 'document')} cannot be read; correct the files, or skip "
+            f"Error: {pluralize(reader.num_skipped, 'document')} cannot be read; correct the files, or skip "
             "such documents: neox-launch init and neox-data prepare do, preprocess_data does with "
             "--skip-bad-lines",
             err=True,
@@ -316,7 +316,7 @@ def train_tokenizer(
     reader = CorpusReader(paths, (jsonl_key,), skip_bad_lines=skip_bad_lines, passed_over=passed_over)
     if not quiet:
         amount = bytes_in_words(reader.total_bytes)
-        click.echo(f"reading {counted(len(paths), 'file')}, {amount}", err=True)
+        click.echo(f"reading {pluralize(len(paths), 'file')}, {amount}", err=True)
     with report_progress(log_interval=None if quiet else log_interval) as report:
         texts = _texts_with_progress(reader, report)
         entries = train_byte_level_bpe(texts, vocab_size=vocab_size, output=output, special=special)
@@ -326,7 +326,7 @@ def train_tokenizer(
         click.echo(f"the corpus yields only {entries:,} of the {vocab_size:,} requested entries", err=True)
     if reader.num_skipped:
         what = ("unreadable document was skipped", "unreadable documents were skipped")
-        click.echo(counted(reader.num_skipped, *what), err=True)
+        click.echo(pluralize(reader.num_skipped, *what), err=True)
     seconds = time.monotonic() - started
     click.echo(
         f"wrote {output}: {entries:,} entries from {bytes_in_words(reader.total_bytes)} in {seconds:.1f} s"
@@ -385,7 +385,7 @@ def stdlib_corpus(output: Path) -> None:
             f"this Python does not have {len(counts.missing):,} of the files: {', '.join(counts.missing)}",
             err=True,
         )
-    click.echo(f"wrote {output}: {counted(counts.files, 'file')}, {bytes_in_words(counts.num_bytes)}")
+    click.echo(f"wrote {output}: {pluralize(counts.files, 'file')}, {bytes_in_words(counts.num_bytes)}")
     click.echo(f"SHA-256 {counts.sha256}")
 
 
@@ -406,14 +406,14 @@ def _texts_with_progress(reader: CorpusReader, report: Reporter) -> Iterator[str
             counts.fraction = reader.bytes_done / max(reader.total_bytes, 1)
             report(counts)
         yield document.texts[0]
-    click.echo(f"learning a vocabulary from {counted(counts.documents, 'document')}", err=True)
+    click.echo(f"learning a vocabulary from {pluralize(counts.documents, 'document')}", err=True)
 
 
 def _decoded(tokens: np.ndarray, tokenizer: Tokenizer) -> str:
     """Decode ids; of labels, those below 0, which the loss leaves out, are counted in brackets."""
     runs = np.split(tokens, np.flatnonzero(np.diff(tokens < 0)) + 1)
     return "".join(
-        f"[{counted(len(run), 'token')} left out]" if run[0] < 0 else tokenizer.decode(run.tolist())
+        f"[{pluralize(len(run), 'token')} left out]" if run[0] < 0 else tokenizer.decode(run.tolist())
         for run in runs
         if len(run)
     )
@@ -421,6 +421,6 @@ def _decoded(tokens: np.ndarray, tokenizer: Tokenizer) -> str:
 
 def _echo_written(dataset: IndexedDataset) -> None:
     click.echo(
-        f"wrote {dataset.prefix}.bin and {dataset.prefix}.idx: {counted(len(dataset), 'sequence')}, "
-        f"{counted(dataset.num_tokens, 'token')}"
+        f"wrote {dataset.prefix}.bin and {dataset.prefix}.idx: {pluralize(len(dataset), 'sequence')}, "
+        f"{pluralize(dataset.num_tokens, 'token')}"
     )

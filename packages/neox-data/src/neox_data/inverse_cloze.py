@@ -20,9 +20,9 @@ from functools import cached_property
 
 import numpy as np
 
-from neox_data.counted import counted
 from neox_data.errors import DataError
 from neox_data.indexed.base import IndexedDataset
+from neox_data.pluralize import pluralize
 from neox_data.random_draws import RandomDraws
 from neox_data.token_texts import token_texts
 from neox_data.tokenizers.base import Tokenizer
@@ -144,8 +144,8 @@ class Blocks:
     def __post_init__(self) -> None:
         if self.titles is not None and len(self.titles) != len(self.indexed):
             raise DataError(
-                f"titles-data-path: {self.titles.prefix} has {counted(len(self.titles), 'title')}, but "
-                f"{self.indexed.prefix} has {counted(len(self.indexed), 'document')}; tokenize one title "
+                f"titles-data-path: {self.titles.prefix} has {pluralize(len(self.titles), 'title')}, but "
+                f"{self.indexed.prefix} has {pluralize(len(self.indexed), 'document')}; tokenize one title "
                 "for each document, in the same order"
             )
         for sequence in self.documents:

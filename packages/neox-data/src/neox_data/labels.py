@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from neox_data.counted import counted
 from neox_data.errors import DataError
 from neox_data.gpt_dataset import GPTDataset
 from neox_data.indexed.base import IndexedDataset
 from neox_data.lazy_dataset import LazyGPTDataset
+from neox_data.pluralize import pluralize
 
 __all__ = ["LabelledDataset", "check_labels"]
 
@@ -34,11 +34,13 @@ def check_labels(tokens: IndexedDataset, labels: IndexedDataset) -> None:
         shared, different = min(len(labels), len(tokens)), ""
         for number in np.flatnonzero(labels.sizes[:shared] != tokens.sizes[:shared])[:1].tolist():
             sizes = labels.sizes.item(number), tokens.sizes.item(number)
-            different = f": document {number} has {counted(sizes[0], 'label')}, {counted(sizes[1], 'token')}"
+            different = (
+                f": document {number} has {pluralize(sizes[0], 'label')}, {pluralize(sizes[1], 'token')}"
+            )
         raise DataError(
-            f"the labels {labels.prefix} ({counted(len(labels), 'document')}, "
-            f"{counted(labels.num_tokens, 'label')}) are not one for each token of {tokens.prefix} "
-            f"({counted(len(tokens), 'document')}, {counted(tokens.num_tokens, 'token')})"
+            f"the labels {labels.prefix} ({pluralize(len(labels), 'document')}, "
+            f"{pluralize(labels.num_tokens, 'label')}) are not one for each token of {tokens.prefix} "
+            f"({pluralize(len(tokens), 'document')}, {pluralize(tokens.num_tokens, 'token')})"
             f"{different}; name the labels of this dataset, or {_AGAIN}"
         )
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from neox_data.counted import counted
 from neox_data.errors import DataError
 from neox_data.indexed.base import IndexedDataset
+from neox_data.pluralize import pluralize
 from neox_data.samples.permutation import KeyedPermutation
 
 __all__ = ["LazyGPTDataset"]
@@ -65,7 +65,7 @@ class LazyGPTDataset:
         self.samples_per_epoch = (num_tokens - 1) // seq_length
         if self.samples_per_epoch < 1:
             raise DataError(
-                f"the part {name!r} of {indexed.prefix} has {counted(num_tokens, 'token')}, but one "
+                f"the part {name!r} of {indexed.prefix} has {pluralize(num_tokens, 'token')}, but one "
                 f"sample requires {seq_length + 1:,}; use more data or a smaller seq_length",
                 code="too-short",
             )

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from neox_data.counted import counted
 from neox_data.errors import DataError
+from neox_data.pluralize import pluralize
 
 __all__ = ["BatchSampler"]
 
@@ -47,7 +47,7 @@ class BatchSampler:
         self.num_batches = num_samples // self._items_per_batch
         if not self.num_batches:
             raise DataError(
-                f"the data has {counted(num_samples, 'sample')}, but one batch of {data_parallel_size} "
+                f"the data has {pluralize(num_samples, 'sample')}, but one batch of {data_parallel_size} "
                 f"data-parallel ranks with {micro_batch} each requires {self._items_per_batch:,}; use more "
                 "data or a smaller batch"
             )

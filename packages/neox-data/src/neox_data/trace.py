@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from neox_data.blend import Mixture, SampleDataset
-from neox_data.counted import counted
 from neox_data.errors import DataError
 from neox_data.gpt_dataset import GPTDataset
 from neox_data.indexed.base import IndexedDataset
 from neox_data.inverse_cloze import InverseClozeDataset
 from neox_data.labels import LabelledDataset
 from neox_data.lazy_dataset import LazyGPTDataset
+from neox_data.pluralize import pluralize
 from neox_data.sampler import BatchSampler
 from neox_data.training_data import BatchPlace, TrainingData
 from neox_data.whole_dataset import WholeDocumentDataset
@@ -114,9 +114,9 @@ def readings_at(data: TrainingData, iteration: int, rank: int | None = None) -> 
         first, size = data.batch_sizes.first_item(iteration), data.batch_sizes.at(iteration)
         if rank is not None:
             raise DataError(
-                f"iteration {iteration:,} read {counted(size, 'sample')}, which is not this configuration's "
-                "batch size, and the checkpoint does not record which rank read which; remove --rank, or set "
-                "the batch size and the devices of that iteration"
+                f"iteration {iteration:,} read {pluralize(size, 'sample')}, which is not this "
+                "configuration's batch size, and the checkpoint does not record which rank read which; remove "
+                "--rank, or set the batch size and the devices of that iteration"
             )
         for item in range(first, first + size):
             yield reading_of(data, item)

@@ -9,9 +9,9 @@ from cloup import OptionGroup, option, option_group
 
 from neox_data.amount_progress import report_search
 from neox_data.command import Command, quiet_option, verbose_option
-from neox_data.counted import counted
 from neox_data.errors import DataError
 from neox_data.indexed.base import IndexedDataset
+from neox_data.pluralize import pluralize
 from neox_data.search import documents_with
 from neox_data.sources import DocumentSources
 from neox_data.tokenizers.base import Tokenizer
@@ -193,7 +193,7 @@ class _Report:
             if part == "train":
                 yield from self._times(items, indexed, document)
             elif items:
-                samples = counted(len(items), "sample")
+                samples = pluralize(len(items), "sample")
                 yield f"  read by {samples} of the part {part}, which is not used for training"
 
     def text(self, text: str) -> Iterator[str]:
@@ -205,7 +205,7 @@ class _Report:
                 for document in documents_with(indexed, text, self._tokenizer, report=report):
                     self.num_found += 1
                     yield from self.document(indexed, document)
-        yield f"{counted(self.num_found, 'document contains', 'documents contain')} this text"
+        yield f"{pluralize(self.num_found, 'document contains', 'documents contain')} this text"
 
     def _times(self, items: list[int], indexed: IndexedDataset, document: int) -> Iterator[str]:
         """Yield when each item is read; a curriculum may truncate the item before the document."""
@@ -216,7 +216,7 @@ class _Report:
             for passage in reading.passages
             if (passage.document, passage.indexed.prefix) == (document, indexed.prefix)
         ]
-        yield from lines or [f"  not read in {counted(self._data.train_iters, 'iteration')}"]
+        yield from lines or [f"  not read in {pluralize(self._data.train_iters, 'iteration')}"]
 
     def _passages(self, reading: Reading) -> Iterator[str]:
         for passage in reading.passages:

@@ -7,8 +7,8 @@ from operator import add
 
 import numpy as np
 
-from neox_data.counted import counted
 from neox_data.errors import DataError
+from neox_data.pluralize import pluralize
 
 __all__ = [
     "blend_shares",
@@ -32,7 +32,7 @@ def relative_weights(weights: Sequence[float] | None, num_datasets: int) -> np.n
     """
     values = np.ones(num_datasets) if weights is None else np.asarray(weights, dtype=np.float64)
     if len(values) != num_datasets:
-        found, needed = counted(len(values), "weight"), counted(num_datasets, "dataset")
+        found, needed = pluralize(len(values), "weight"), pluralize(num_datasets, "dataset")
         raise DataError(f"{found} for {needed}; give one weight for each path")
     with np.errstate(over="ignore"):
         is_valid = (values >= 0).all() and 0 < values.sum() < math.inf

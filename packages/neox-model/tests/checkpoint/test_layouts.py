@@ -25,7 +25,7 @@ from neox_model.engine.deepspeed.build import model_parallel_unit, prepare
 from neox_model.engine.deepspeed.compat import keep_gradients, mark_stage_copies
 from neox_model.engine.deepspeed.engines import PlainEngine
 from neox_model.engine.deepspeed.zero import ZeroUpdate
-from neox_model.engine.own_update import OwnUpdate
+from neox_model.engine.updater import Updater
 from neox_model.optim.loss_scale import LossScale
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.optim.mixed_precision import MixedPrecisionOptimizer
@@ -147,9 +147,9 @@ class Run:
         self.state = Memory()
         self.schedule = Memory(applied_updates=0)
 
-    def _update_of(self, update: MixedPrecisionOptimizer | None) -> OwnUpdate | ZeroUpdate:
+    def _update_of(self, update: MixedPrecisionOptimizer | None) -> Updater | ZeroUpdate:
         if update is not None:
-            return OwnUpdate(update, self.model, self.groups)
+            return Updater(update, self.model, self.groups)
         return ZeroUpdate(self.inner, min_loss_scale=1.0 if self.setup.precision == "fp16" else None)
 
     def train(self, iterations: int) -> None:

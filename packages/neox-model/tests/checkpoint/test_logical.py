@@ -16,8 +16,8 @@ from neox_model.checkpoint.logical import (
 )
 from neox_model.optim.sm3 import SM3
 from neox_model.parallel.groups import Group
-from neox_model.parallel.held import Held
 from neox_model.parallel.logical import logical_parameter
+from neox_model.parallel.param_shard import ParamShard
 from support.refusals import refused
 
 
@@ -27,7 +27,7 @@ class Counting(torch.optim.SGD):
 
 def fragment_of(holder: torch.Tensor, name: str = "weight") -> Fragment:
     param = logical_parameter((4,), init=lambda tensor, generator: None)
-    return Fragment(name, param.logical, Held(param, 0, 4, holder, 0, (4,)))
+    return Fragment(name, param.logical, ParamShard(param, 0, 4, holder, 0, (4,)))
 
 
 def test_single_number_states_are_converted_for_the_resumed_optimizer():
@@ -56,7 +56,9 @@ def test_weights_of_a_flat_partition_must_have_equal_step_counts():
 
 def flat_part() -> Fragment:
     param = logical_parameter((4, 3), init=lambda tensor, generator: None)
-    return Fragment("weight", param.logical, Held(param, 0, 12, nn.Parameter(torch.zeros(12)), 0, (4, 3)))
+    return Fragment(
+        "weight", param.logical, ParamShard(param, 0, 12, nn.Parameter(torch.zeros(12)), 0, (4, 3))
+    )
 
 
 def test_states_of_a_whole_weight_do_not_belong_to_a_flat_part_of_it():
@@ -71,7 +73,7 @@ def test_states_of_a_whole_weight_do_not_belong_to_a_flat_part_of_it():
 
 def test_a_state_of_one_element_is_a_number_only_if_it_has_no_dimensions():
     param = logical_parameter((1, 3), init=lambda tensor, generator: None)
-    fragment = Fragment("weight", param.logical, Held(param, 0, 3, param, 0, (1, 3)))
+    fragment = Fragment("weight", param.logical, ParamShard(param, 0, 3, param, 0, (1, 3)))
     optimizer = torch.optim.Adafactor([param])
     optimizer.state[param] = {"step": torch.tensor(2.0), "row_var": torch.full((1, 1), 5.0)}
     parts, scalars = optimizer_parts(fragment, optimizer)
@@ -91,7 +93,7 @@ def blocks_of_two_ranks(shape, *, split_dim):
         fragment = Fragment(
             "weight",
             param.logical,
-            Held(param, 0, block_numel(param.logical.slices), param, 0, tuple(param.shape)),
+            ParamShard(param, 0, block_numel(param.logical.slices), param, 0, tuple(param.shape)),
         )
         optimizer = SM3([{"params": [param]}], lr=0.1)
         rows, columns = param.shape
@@ -106,7 +108,7 @@ def blocks_of_two_ranks(shape, *, split_dim):
 @pytest.mark.parametrize("shape", [(5,), (1, 5)])
 def test_a_state_along_a_dimension_that_the_weight_lacks_is_damage(shape):
     param = logical_parameter((5,), init=lambda tensor, generator: None)
-    fragment = Fragment("weight", param.logical, Held(param, 0, 5, param, 0, (5,)))
+    fragment = Fragment("weight", param.logical, ParamShard(param, 0, 5, param, 0, (5,)))
     optimizer = SM3([{"params": [param]}], lr=0.1)
     assert state_range(fragment, optimizer, "accumulator_0", (5,)) == (((0, 5),), 0, 5)
     with refused(DamagedCheckpointError, "'accumulator_1'", "dimension 1", code="damaged-manifest"):

@@ -16,8 +16,8 @@ from neox_model.checkpoint.logical import Fragment
 from neox_model.checkpoint.replica_states import log_other_replicas, replica_parts
 from neox_model.checkpoint.shards import ShardReader, WrittenPiece, records_of, write_shard
 from neox_model.parallel.groups import Group, part_length
-from neox_model.parallel.held import Held
 from neox_model.parallel.logical import logical_parameter
+from neox_model.parallel.param_shard import ParamShard
 from support.refusals import refused
 
 # Seven rows on two tensor-parallel ranks: the second has a row of padding.
@@ -35,7 +35,7 @@ def rank_of(replica: int, replicas: int, split: int, splits: int) -> tuple[Fragm
     model = Group(split, splits, None, tuple(range(splits)))
     parameter = logical_parameter(SHAPE, init=lambda *_: None, group=model, split_dim=0, pad=True)
     parameter.data.zero_()
-    held = Held(parameter, 0, parameter.numel(), parameter, 0, tuple(parameter.shape))
+    held = ParamShard(parameter, 0, parameter.numel(), parameter, 0, tuple(parameter.shape))
     rows = parameter.logical.slices[0]
     held = replace(held, numel=(rows[1] - rows[0]) * SHAPE[1])
     group = Group(replica, replicas, None, tuple(range(replicas)))

@@ -313,7 +313,7 @@ def test_an_error_of_the_engine_is_reported_without_its_class_name(tmp_path, tra
     def held() -> None:
         raise ModelError("offloaded to nvme")
 
-    monkeypatch.setattr(trained.engine.update, "held", held)
+    monkeypatch.setattr(trained.engine.update, "param_shards", held)
     with refused(CheckpointError, "offloaded to nvme"):
         trained.save(tmp_path)
     assert list(tmp_path.glob("global_step*")) == []

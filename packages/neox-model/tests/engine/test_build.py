@@ -121,7 +121,7 @@ def test_every_engine_reports_the_norm_before_clipping(started):
 
 def test_only_deepspeeds_zero_makes_updates_that_are_not_ours(started):
     classes = {name: found["update"] for name, found in started["engines"].items()}
-    ours = {name for name, found in classes.items() if found == "OwnUpdate"}
+    ours = {name for name, found in classes.items() if found == "Updater"}
     zero = {name for name in classes if name.startswith(("deepspeed, ZeRO 1", "deepspeed, ZeRO 2"))}
     assert len(zero) == 6
     assert ours == classes.keys() - zero

@@ -261,7 +261,7 @@ def losses_between_updates(stage: int, schedule: str) -> list[float]:
     found.append(float(step(batches).loss))
     found.append(loss())
     with torch.no_grad():
-        for held in engine.update.held():
+        for held in engine.update.param_shards():
             held.holder.zero_()
     engine.update.to_model()
     return [*found, loss()]

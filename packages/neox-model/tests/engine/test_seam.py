@@ -111,7 +111,7 @@ def capabilities() -> dict[str, list[bool]]:
         except ModelError as error:
             refused = str(error)
         assert "set zero_optimization.stage: 0" in refused or not refused
-        shapes = [(tuple(held.holder.shape), held.local_shape) for held in update.held()]
+        shapes = [(tuple(held.holder.shape), held.local_shape) for held in update.param_shards()]
         is_whole = all(own == local for own, local in shapes)
         has_rows = all(len(own) == len(local) and own[1:] == local[1:] for own, local in shapes)
         found[f"{engine} {stage} {pipeline}"] = [not refused, is_whole, has_rows]

@@ -10,7 +10,7 @@ from neox_config.facts.learning_rate import WarmupThenDecay
 from neox_config.spec.update import LossScaling
 from neox_model.engine.deepspeed.engines import PlainEngine
 from neox_model.engine.deepspeed.zero import ZeroUpdate
-from neox_model.engine.own_update import OwnUpdate
+from neox_model.engine.updater import Updater
 from neox_model.errors import ModelError
 from neox_model.optim.loss_scale import LossScale
 from neox_model.optim.lr_schedule import LearningRateSchedule
@@ -21,7 +21,7 @@ from support.refusals import refused
 CPU = torch.device("cpu")
 
 
-def own_update(model: nn.Module) -> OwnUpdate:
+def updater(model: nn.Module) -> Updater:
     optimizer = torch.optim.AdamW(model.parameters())
     curve = WarmupThenDecay(style="constant", peak=0.1, floor=0.0, warmup=0.0, decay_iterations=9)
     mixed = MixedPrecisionOptimizer(
@@ -34,12 +34,12 @@ def own_update(model: nn.Module) -> OwnUpdate:
         groups=SINGLE_PROCESS,
         loss_scale=LossScale(LossScaling(initial=2.0**16, is_dynamic=True), CPU),
     )
-    return OwnUpdate(mixed, model, SINGLE_PROCESS)
+    return Updater(mixed, model, SINGLE_PROCESS)
 
 
 def own_engine() -> PlainEngine:
     inner = SimpleNamespace(module=None, global_steps=0, global_samples=0)
-    return PlainEngine(inner, own_update(nn.Linear(3, 2)), SINGLE_RANK)
+    return PlainEngine(inner, updater(nn.Linear(3, 2)), SINGLE_RANK)
 
 
 def zero_engine(*, delayed_shift: int = 2, **scaler: object) -> PlainEngine:
@@ -51,8 +51,8 @@ def zero_engine(*, delayed_shift: int = 2, **scaler: object) -> PlainEngine:
 
 def test_the_float32_masters_of_stage_0():
     model = nn.Linear(3, 2)
-    update = own_update(model)
-    held = list(update.held())
+    update = updater(model)
+    held = list(update.param_shards())
     assert [(run.param, run.holder) for run in held] == list(
         zip(model.parameters(), update.mixed.masters, strict=True)
     )
@@ -69,7 +69,7 @@ def test_the_float32_masters_of_stage_0():
 
 def test_an_unknown_wrapper_is_named():
     with refused(ModelError, "SimpleNamespace"):
-        list(zero_engine().update.held())
+        list(zero_engine().update.param_shards())
     with refused(ModelError, "BF16_Optimizer, DeepSpeedZeroOptimizer"):
         zero_engine().update.to_model()
 
@@ -166,7 +166,7 @@ def test_states_on_nvme_are_not_read_outside_the_block():
         fp16_groups=[[]], fp32_partitioned_groups_flat=[torch.zeros(0)], swap_optimizer=True
     )
     with refused(ModelError, "Update.in_memory"):
-        list(ZeroUpdate(SimpleNamespace(optimizer=optimizer), min_loss_scale=None).held())
+        list(ZeroUpdate(SimpleNamespace(optimizer=optimizer), min_loss_scale=None).param_shards())
 
 
 def test_a_dynamic_loss_scale_continues_from_zeros_to_ours_and_back():

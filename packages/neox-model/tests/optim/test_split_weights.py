@@ -18,8 +18,8 @@ from neox_model.optim.row_exchange import RowExchange
 from neox_model.optim.sm3 import SM3
 from neox_model.optim.split_weights import whole_norms
 from neox_model.parallel.groups import SINGLE_RANK, Group
-from neox_model.parallel.held import first_row
 from neox_model.parallel.logical import copy_description, logical_parameter, master_weight
+from neox_model.parallel.param_shard import first_row
 from support.distributed import run_ranks
 
 # Shape and split dimension; the first needs a row of padding on the second rank.

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from neox_model.layers.mlp import GatedMLP
 from neox_model.parallel.groups import SINGLE_RANK
 from neox_model.parallel.low_rank import LowRank
-from neox_model.parallel.sequence import enter
+from neox_model.parallel.sequence import gather_input
 
 WIDTH, WIDE = 24, 40
 
@@ -131,7 +131,7 @@ def test_what_a_hook_of_the_mlp_passes_on_reaches_both_matrices():
     for module in pair():
         module.register_forward_pre_hook(lambda _, given: (given[0] * 2.0, *given[1:]))
         hidden = torch.linspace(-1, 1, 3 * WIDTH, dtype=torch.float64).view(3, 1, WIDTH)
-        results.append(module(hidden, enter(hidden, SINGLE_RANK))[0])
+        results.append(module(hidden, gather_input(hidden, SINGLE_RANK))[0])
         results.append(module(hidden)[0])
     for result in results:
         assert torch.equal(result, results[-1])

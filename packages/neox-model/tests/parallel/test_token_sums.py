@@ -21,7 +21,7 @@ from neox_model.layers.positions import BucketPosition, LearnedPosition
 from neox_model.layers.residual_layer import add_dropped
 from neox_model.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from neox_model.parallel.low_rank import LowRank
-from neox_model.parallel.sequence import enter
+from neox_model.parallel.sequence import gather_input
 from neox_model.parallel.token_sums import layer_norm
 from neox_model.parallel.vocab_embedding import VocabParallelEmbedding
 
@@ -96,7 +96,7 @@ def linear(rows: int, make: Any = ColumnParallelLinear, **options: Any) -> tuple
 
 def adding_product(rows: int) -> tuple[nn.Module, Tensor]:
     def call(x: Tensor, matrix: nn.Module) -> Tensor:
-        entry = enter(x.requires_grad_(), matrix.group)
+        entry = gather_input(x.requires_grad_(), matrix.group)
         entry.adds_gradients = True
         return matrix(entry.whole, entry)[0]
 

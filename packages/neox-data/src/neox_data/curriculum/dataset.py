@@ -15,13 +15,13 @@ import numpy as np
 
 from neox_data.batch_sizes import BatchSizes
 from neox_data.blend import Mixture, SampleDataset
-from neox_data.counted import counted
 from neox_data.curriculum.metric_index import MetricIndex, admissions
 from neox_data.curriculum.sample_order import check_order, fingerprint_order
 from neox_data.curriculum.schedule import changes
 from neox_data.errors import DataError
 from neox_data.indexed.layout import bin_path, idx_path
 from neox_data.lazy_blend import SpreadPoints
+from neox_data.pluralize import pluralize
 from neox_data.samples.permutation import KeyedPermutation
 from neox_data.whole_files import exclusive_lock, written_aside
 
@@ -141,8 +141,8 @@ class CurriculumDataset(Mixture):
     ) -> None:
         if num_samples > num_epochs * len(clusters.samples):
             raise DataError(
-                f"the training requires {counted(num_samples, 'sample')}, but the curriculum has "
-                f"{len(clusters.samples):,}, too few for {counted(num_epochs, 'pass', 'passes')}; increase "
+                f"the training requires {pluralize(num_samples, 'sample')}, but the curriculum has "
+                f"{len(clusters.samples):,}, too few for {pluralize(num_epochs, 'pass', 'passes')}; increase "
                 "data_sampling.num_epochs or use more data"
             )
         self.datasets = [dataset]

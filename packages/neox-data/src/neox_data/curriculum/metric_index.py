@@ -11,11 +11,11 @@ from typing import Literal
 
 import numpy as np
 
-from neox_data.counted import counted
 from neox_data.curriculum.sample_order import record_order
 from neox_data.curriculum.schedule import DifficultySchedule, changes
 from neox_data.errors import DataError
 from neox_data.indexed import IndexedDataset, IndexedDatasetWriter, open_indexed
+from neox_data.pluralize import pluralize
 
 __all__ = ["MetricIndex", "admissions", "write_metric_index"]
 
@@ -88,7 +88,7 @@ def _difficulties(index: MetricIndex, rows: IndexedDataset) -> np.ndarray:
     if len(found) != len(rows) or (values.sizes != 1).any() or (np.diff(found) < 0).any():
         raise DataError(
             f"{index.difficulties} does not contain one increasing difficulty per row of {index.samples} "
-            f"({counted(len(rows), 'row')}); use the files of one analysis (a merged one has percentiles "
+            f"({pluralize(len(rows), 'row')}); use the files of one analysis (a merged one has percentiles "
             "only)"
         )
     return found

@@ -10,10 +10,10 @@ from typing import Any
 
 from neox_data.amount_progress import report_progress
 from neox_data.amounts import bytes_in_words
-from neox_data.counted import counted, first_few
 from neox_data.errors import DataError, OtherResultError
 from neox_data.indexed import open_indexed
 from neox_data.manifest import check_tokenizer, read_manifest
+from neox_data.pluralize import first_few, pluralize
 from neox_data.prepare.corpus import write_corpus
 from neox_data.prepare.texts import Skips, find_texts, texts_of
 from neox_data.preprocess.inputs import RECORD
@@ -118,7 +118,7 @@ def _corpus(
                     f"{left} exists, but not {RECORD}, which names the texts that it was made of; delete it, "
                     "or choose another output folder"
                 )
-    say(f"reading {counted(len(files), 'file')}: {first_few(names, _MOST_NAMED)}")
+    say(f"reading {pluralize(len(files), 'file')}: {first_few(names, _MOST_NAMED)}")
     counts = write_corpus(
         (text for file in files for text in texts_of(file, key, skips)),
         path,
@@ -127,14 +127,14 @@ def _corpus(
     found = {"files": len(files), **asdict(counts), "skipped": skips.counts}
     _write_json(record, {"identity": identity, **found})
     say(
-        f"read {counted(len(files), 'file')}: {counted(counts.documents, 'document')}, "
+        f"read {pluralize(len(files), 'file')}: {pluralize(counts.documents, 'document')}, "
         f"{bytes_in_words(counts.num_bytes)} of text"
     )
     for line in skips.lines():
         say(line)
     if counts.cut:
         say(
-            f"{counted(counts.cut, 'document was', 'documents were')} larger than a hundredth of all texts "
+            f"{pluralize(counts.cut, 'document was', 'documents were')} larger than a hundredth of all texts "
             f"and cut at line ends or spaces: there are now {counts.written:,} documents"
         )
     say(f"wrote {path}: documents in a fixed pseudo-random order")
@@ -188,7 +188,7 @@ def _dataset(output: Path, tokenizer_file: Path, log_interval: int | None, say: 
     parts = split_documents(split, len(dataset))
     tokens = {part: int(dataset.sizes[rows.start : rows.stop].sum()) for part, rows in parts.items()}
     for part in ("train", "valid"):
-        say(f"{part}: {counted(len(parts[part]), 'document')}, {tokens[part]:,} tokens")
+        say(f"{part}: {pluralize(len(parts[part]), 'document')}, {tokens[part]:,} tokens")
     if not parts["valid"]:
         say(f"no validation: it requires at least {_FEWEST_TO_SPLIT} documents")
     return {

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from neox_data.counted import first_few
 from neox_data.errors import CorpusError
+from neox_data.pluralize import first_few
 from neox_data.preprocess.inputs import ENDINGS, RESULT, format_of, is_result, refuse_result
 from neox_data.preprocess.passed_over import PassedOver
 from neox_data.preprocess.read import CorpusReader

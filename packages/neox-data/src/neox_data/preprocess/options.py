@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from neox_data.counted import counted, first_few
 from neox_data.errors import CorpusError
+from neox_data.pluralize import first_few, pluralize
 from neox_data.preprocess.loss_mask import LossMask
 from neox_data.preprocess.passed_over import PassedOver
 from neox_data.preprocess.read import MAX_DOCUMENT_BYTES, Remedies
@@ -92,7 +92,7 @@ def no_text_in(
         first_skipped: why the first documents that could not be read were skipped.
     """
     keys = [key] if options.loss_mask is None else options.loss_mask.read_keys
-    left = counted(passed_over.count, "file or member was", "files or members were")
+    left = pluralize(passed_over.count, "file or member was", "files or members were")
     unread = f" ({left} not read, such as {passed_over.first[0]})" if passed_over.first else ""
     skipped = f"; documents were skipped, such as {first_skipped[0]}" if first_skipped else ""
     return CorpusError(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from neox_data.counted import counted
+from neox_data.pluralize import pluralize
 
 __all__ = ["PassedOver"]
 
@@ -32,7 +32,7 @@ class PassedOver:
         if self.count:
             one = "file, folder or member of an archive was not read, because of its name or kind"
             many = "files, folders or members of archives were not read, because of their name or kind"
-            yield f"{counted(self.count, one, many)}:"
+            yield f"{pluralize(self.count, one, many)}:"
             yield from (f"  {name}" for name in self.first)
         if self.count > len(self.first):
             yield f"  and {self.count - len(self.first):,} more"

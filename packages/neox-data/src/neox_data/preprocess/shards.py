@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from neox_data.amount_progress import Counts, Reporter
-from neox_data.counted import counted
 from neox_data.errors import CorpusError, IndexedDatasetError
 from neox_data.indexed.edit import merge_indexed
 from neox_data.indexed.layout import manifest_path
@@ -25,6 +24,7 @@ from neox_data.manifest import (
     verify_manifest,
     write_manifest,
 )
+from neox_data.pluralize import pluralize
 from neox_data.preprocess.encode import batched
 from neox_data.preprocess.inputs import CorpusPart, cut_file
 from neox_data.preprocess.options import Options, no_text_in, output_prefix_of
@@ -61,7 +61,7 @@ def take_shard(paths: Sequence[Path], shard: str | None) -> tuple[list[Path], st
         raise CorpusError(f"shard {shard!r} is not valid; write it like 2/8, from 1/8 to 8/8")
     if len(paths) < of:
         raise CorpusError(
-            f"the corpus has {counted(len(paths), 'file')}, too few for {of} shards, because files are "
+            f"the corpus has {pluralize(len(paths), 'file')}, too few for {of} shards, because files are "
             "not split between shards; split the files or use fewer shards"
         )
     ends = list(accumulate(path.stat().st_size for path in paths))

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from neox_data.amounts import bytes_in_words
-from neox_data.counted import counted
 from neox_data.indexed.index import read_index
+from neox_data.pluralize import pluralize
 from neox_data.preprocess.options import Options
 from neox_data.preprocess.passed_over import PassedOver
 from neox_data.tokenizers.base import Tokenizer
@@ -70,7 +70,7 @@ class Summary:
         num_bytes, seconds = first["bytes"], max(self.seconds, 1e-9)
         speed = f" ({num_bytes / seconds / 1e6:,.1f} MB/s)" if num_bytes >= _FEWEST_TIMED_BYTES else ""
         yield (
-            f"{counted(self.documents, 'document')}, {bytes_in_words(num_bytes)} -> {tokens:,} tokens "
+            f"{pluralize(self.documents, 'document')}, {bytes_in_words(num_bytes)} -> {tokens:,} tokens "
             f"({characters / max(tokens, 1):.2f} characters per token) in {seconds:.1f} s{speed}"
         )
         yield f"encoded by {self.encoder}"
@@ -78,7 +78,7 @@ class Summary:
             yield f"the tokenizer itself ends each document with {end!r}; --append-eod added no second one"
         if mask is not None:
             without = self.counts[1]["wholly_masked"]
-            have = counted(without, "document has", "documents have")
+            have = pluralize(without, "document has", "documents have")
             yield (
                 f"{tokens - self.counts[1]['masked']:,} of {tokens:,} tokens count in the loss; "
                 f"{f'{have} no token that counts; ' if without else ''}"
@@ -96,11 +96,11 @@ class Summary:
             (first["skipped"], f"unreadable document was {skipped}", f"unreadable documents were {skipped}"),
         ):
             if number:
-                yield counted(number, one, many)
+                yield pluralize(number, one, many)
         yield from (f"  {reason}" for reason in self.first_skipped)
         yield from self.passed_over.lines()
         if self.without_text:
-            files = counted(len(self.without_text), "file contains", "files contain")
+            files = pluralize(len(self.without_text), "file contains", "files contain")
             yield f"{files} no text, such as {self.without_text[0]}"
         for prefix in self.prefixes:
             yield f"wrote {prefix}.bin and {prefix}.idx, described in {prefix}.manifest.json"

@@ -5,8 +5,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from neox_data.counted import first_few
 from neox_data.errors import CorpusError
+from neox_data.pluralize import first_few
 from neox_data.preprocess.texts import of_json
 from neox_data.preprocess.unpack import DamageError
 

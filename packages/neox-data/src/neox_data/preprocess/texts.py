@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from neox_data.counted import first_few
+from neox_data.pluralize import first_few
 
 __all__ = [
     "MissingKeyError",

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from neox_data.counted import counted
 from neox_data.errors import DataError
+from neox_data.pluralize import pluralize
 from neox_data.samples.build_index import SampleIndex
 
 __all__ = ["IGNORED", "PACKERS", "Eligible", "build_whole_index", "find_eligible"]
@@ -54,7 +54,7 @@ class Eligible:
             (self.late, f"has {late}", f"have {late}"),
             (self.too_long, f"is longer than {room:,} tokens", f"are longer than {room:,} tokens"),
         )
-        return ", ".join(counted(*row) for row in rows if row[0])
+        return ", ".join(pluralize(*row) for row in rows if row[0])
 
 
 def find_eligible(

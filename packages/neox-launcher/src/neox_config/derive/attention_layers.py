@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from neox_config.counted import counted
 from neox_config.facts.attention import ATTENTION_FACTS
+from neox_config.pluralize import pluralize
 from neox_config.problems import did_you_mean
 from neox_config.schema.config import NeoXConfig
 
@@ -40,8 +40,8 @@ def expand_attention(pattern: tuple[Any, ...] | None, num_layers: int) -> tuple[
     described = sum(len(names) * count for names, count in runs)
     if described != num_layers:
         raise ValueError(
-            f"describes {counted(described, 'layer')}, but num-layers is {num_layers}; change the counts, or "
-            'write "all" as the count to repeat the types up to the last layer'
+            f"describes {pluralize(described, 'layer')}, but num-layers is {num_layers}; change the counts, "
+            'or write "all" as the count to repeat the types up to the last layer'
         )
     return tuple(name for names, count in runs for name in names * count)
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from neox_config.counted import counted
+from neox_config.pluralize import pluralize
 from neox_config.schema.config import NeoXConfig
 from neox_config.schema.sections.elasticity import Elasticity
 
@@ -80,12 +80,12 @@ def elastic_batch(elasticity: Elasticity, *, devices: int, devices_per_copy: int
         ):
             near = sorted(valid, key=lambda count: abs(count - devices))[:_LISTED]
             listed = ", ".join(f"{count:,}" for count in sorted(near))
-            raise ValueError(f"allows no batch size for {counted(devices, 'device')}; use {listed}")
+            raise ValueError(f"allows no batch size for {pluralize(devices, 'device')}; use {listed}")
         shares = [size * (most // (size * copies)) for size in elasticity.micro_batch_sizes]
         share = max(shares) if elasticity.prefer_large_batch else min(filter(None, shares), default=0)
         if not share:
             raise ValueError(
-                f"allows no batch size for {counted(devices, 'device')}: the smallest possible is "
+                f"allows no batch size for {pluralize(devices, 'device')}: the smallest possible is "
                 f"{min(elasticity.micro_batch_sizes) * copies:,}; raise max_train_batch_size"
             )
         batch = share * copies

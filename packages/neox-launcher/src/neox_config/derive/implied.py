@@ -5,7 +5,6 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from neox_config.counted import counted, first_few
 from neox_config.derive.engine import chosen_engine
 from neox_config.derive.learning_rate import peak_instead_of_lr
 from neox_config.derive.widths import MLP_SIZES, mlp_width
@@ -14,6 +13,7 @@ from neox_config.extras.data_efficiency.fields import TRUNCATES
 from neox_config.extras.one_bit.local_steps import first_local_step, last_average
 from neox_config.facts.activations import ACTIVATION_FACTS
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
+from neox_config.pluralize import first_few, pluralize
 from neox_config.problems import Place, Problem, in_words, place_of
 from neox_config.schema.config import NeoXConfig, field_named, parameter_named, section_of
 from neox_config.schema.parameter import is_filled_in, why_not_used
@@ -117,7 +117,7 @@ def _advice(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[Problem
         yield Problem(
             "train_iters",
             "ends the training before its learning rate has reached min-lr: the schedule has "
-            f"{counted(decay, 'iteration')} (lr-decay-iters)",
+            f"{pluralize(decay, 'iteration')} (lr-decay-iters)",
             f"set lr-decay-iters: {last}, too",
         )
     peak = peak_instead_of_lr(config)

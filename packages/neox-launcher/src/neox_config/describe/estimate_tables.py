@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from neox_config.counted import counted
 from neox_config.describe.tables import table
 from neox_config.estimate import Estimate
 from neox_config.estimate.setup import Setup
 from neox_config.estimate.step import Collective, not_counted
 from neox_config.estimate.suggest import USABLE_MEMORY, Cluster, Suggestion
+from neox_config.pluralize import pluralize
 
 __all__ = [
     "fits",
@@ -62,7 +62,7 @@ def render_training_time(result: Estimate, *, iterations: int, tflops: float) ->
     tokens = result.tokens_per_iteration
     rows = [
         ("", "", ""),
-        ("training", counted(iterations, "iteration"), f"{iterations * tokens / 1e9:,.1f} billion tokens"),
+        ("training", pluralize(iterations, "iteration"), f"{iterations * tokens / 1e9:,.1f} billion tokens"),
         ("  speed per device", f"{tflops:,.1f} TFLOP/s", f"{tokens / seconds:,.0f} tokens/s on all devices"),
         ("  per iteration", f"{seconds:,.2f} s", ""),
         ("  in total", f"{hours / 24:,.1f} days" if hours >= 48 else f"{hours:,.1f} hours", ""),
@@ -75,8 +75,8 @@ def render_suggestions(
     found: Sequence[Suggestion], *, cluster: Cluster, samples: int, seq_length: int
 ) -> str:
     """Format layouts as a table, fastest first, or return a message if there are none."""
-    devices = f"{counted(cluster.devices, 'device')} of {_size(cluster.memory)}"
-    job = f"{devices}, {counted(samples, 'sample')} per iteration"
+    devices = f"{pluralize(cluster.devices, 'device')} of {_size(cluster.memory)}"
+    job = f"{devices}, {pluralize(samples, 'sample')} per iteration"
     if not found:
         return (
             f"nothing fits: {job}\n"

@@ -174,7 +174,7 @@ def _optimizers() -> str:
 
 
 def _under_zero(facts: OptimizerFacts) -> str:
-    if facts.joins_rows is not None:
+    if facts.gathers_rows is not None:
         return "both; ZeRO on the torch engine"
     if facts.joins_split_weights or facts.replica_states:
         return "tensor parallelism"

@@ -304,9 +304,9 @@ def _of_data(setup: Setup, device: str) -> Iterator[Collective]:
 
 def _of_optimizer(setup: Setup, stage: int) -> Iterator[Collective]:
     """Yield the collectives of an optimizer that joins what it computes of the parts of weights."""
-    if setup.optimizer.joins_rows is None:
+    if setup.optimizer.gathers_rows is None:
         return
-    of_model, of_rows = _JOINED[setup.optimizer.joins_rows](setup, stage)
+    of_model, of_rows = _JOINED[setup.optimizer.gathers_rows](setup, stage)
     if setup.row_ranks > 1:
         yield from (_collective("update", message, "data") for message in of_rows)
     if setup.run.layout.tensor > 1:

@@ -103,8 +103,8 @@ class OptimizerFacts:
         is_elementwise: True if the update of an element depends only on the gradients of that element.
         joins_split_weights: True if it is not element-wise, but computes what it requires of a whole weight
             across the tensor-parallel ranks that split it.
-        joins_rows: what it also joins of each weight whose rows are divided over data-parallel ranks; None if
-            it requires all rows, or is element-wise.
+        gathers_rows: what it also joins of each weight whose rows are divided over data-parallel ranks; None
+            if it requires all rows, or is element-wise.
         is_tried_with_zero: True if DeepSpeed has tested it with ZeRO; others require
             zero_allow_untested_optimizer.
         skips_on_device: True if non-finite updates are skipped without the host; otherwise the host reads one
@@ -128,7 +128,7 @@ class OptimizerFacts:
     is_of_torch: bool = False
     is_elementwise: bool = True
     joins_split_weights: bool = False
-    joins_rows: JoinedParts | None = None
+    gathers_rows: JoinedParts | None = None
     is_tried_with_zero: bool = False
     skips_on_device: bool = False
     decays_weights: bool = True
@@ -250,7 +250,7 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
             declared=(*_ADAM, "max_coeff", "min_coeff"),
             is_elementwise=False,
             joins_split_weights=True,
-            joins_rows="norms",
+            gathers_rows="norms",
             remark="The trust ratio is that of the paper: the bias correction is inside it. DeepSpeed "
             "corrects the step after the ratio, so with the default `betas` its first update is smaller by "
             "a factor of 3.2; add warmup.",
@@ -323,7 +323,7 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
             arguments={"momentum": 0.0, "beta": 0.0, "eps": 1e-30},
             is_elementwise=False,
             joins_split_weights=True,
-            joins_rows="maxima",
+            gathers_rows="maxima",
             decays_weights=False,
         ),
         OptimizerFacts(
@@ -342,7 +342,7 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
             arguments={"momentum": 0.95, "nesterov": True, "ns_steps": 5, "adam_lr": None},
             is_elementwise=False,
             joins_split_weights=True,
-            joins_rows="matrices",
+            gathers_rows="matrices",
             remark="The matrices of linear layers have a `momentum_buffer`. Embeddings, the head, norms "
             "and biases are updated by Adam with decoupled weight decay, with `betas`, `eps` and the "
             "learning rate `adam_lr` (null: the same as the matrices). Where the schedule is below its "

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from neox_config.counted import counted
 from neox_config.derive.attention_layers import expand_attention, types_in
 from neox_config.derive.objective import is_encoder
 from neox_config.facts.attention import ATTENTION_FACTS
+from neox_config.pluralize import pluralize
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
 
@@ -90,7 +90,7 @@ def listed_blocks_are_ranges(c: NeoXConfig) -> Iterator[Problem]:
     if len(ends) != len(starts):
         yield Problem(
             name,
-            f"has {counted(len(ends), 'entry', 'entries')}, but global_block_indices has {len(starts)}",
+            f"has {pluralize(len(ends), 'entry', 'entries')}, but global_block_indices has {len(starts)}",
             "give one end per start",
         )
     elif any(end <= start for start, end in zip(starts, ends, strict=True)):

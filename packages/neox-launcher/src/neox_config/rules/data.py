@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from math import isfinite
 
-from neox_config.counted import counted
+from neox_config.pluralize import pluralize
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
 
@@ -41,7 +41,7 @@ def lists_match_the_paths(c: NeoXConfig) -> Iterator[Problem]:
                 what = f"is given without {part}-data-paths"
                 yield Problem(name, what, f"name the datasets in {part}-data-paths, not in data-path")
             elif given is not None and len(given) != len(paths):
-                what = f"has {counted(len(given), *entries)} for {counted(len(paths), 'dataset')}"
+                what = f"has {pluralize(len(given), *entries)} for {pluralize(len(paths), 'dataset')}"
                 yield Problem(name, what, "give one entry per dataset, in the same order")
         if weights is not None and (min(weights, default=0) < 0 or not any(weights)):
             yield Problem(

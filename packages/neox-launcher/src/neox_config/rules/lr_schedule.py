@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from neox_config.counted import counted
 from neox_config.derive.learning_rate import (
     decay_iterations,
     final_decay_iterations,
@@ -10,6 +9,7 @@ from neox_config.derive.learning_rate import (
     warmup_fraction,
 )
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
+from neox_config.pluralize import pluralize
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
 
@@ -56,7 +56,7 @@ def the_warmup_ends_before_the_decay(c: NeoXConfig) -> Iterator[Problem]:
     if c.optimizer.scheduler.type is None and (c.lr_schedule.warmup_iters or 0) > iterations:
         yield Problem(
             "warmup_iters",
-            f"is more than the {counted(iterations, 'iteration')} of the schedule",
+            f"is more than the {pluralize(iterations, 'iteration')} of the schedule",
             f"use at most {iterations}, or set lr-decay-iters",
         )
 
@@ -74,7 +74,7 @@ def the_parts_of_wsd_fit_the_schedule(c: NeoXConfig) -> Iterator[Problem]:
         name = "lr_wsd_decay_iters" if c.lr_schedule.lr_wsd_decay_iters else "lr_wsd_decay_fraction"
         yield Problem(
             name,
-            f"makes a decay of {counted(decay, 'iteration')}, which starts before the warmup of "
+            f"makes a decay of {pluralize(decay, 'iteration')}, which starts before the warmup of "
             f"{warmup:g} ends: the schedule has {iterations:,}",
             "set a shorter decay or warmup",
         )
@@ -146,7 +146,7 @@ def the_warmup_of_the_scheduler_ends_before_its_decay(c: NeoXConfig) -> Iterator
         origin = f"is not set; its default, {params.warmup_num_steps:,}," if is_default else ""
         yield Problem(
             f"{_PARAMS}.warmup_num_steps",
-            f"{origin} is more than the {counted(steps, 'iteration')} of the schedule".strip(),
+            f"{origin} is more than the {pluralize(steps, 'iteration')} of the schedule".strip(),
             f"set it to at most {steps}, or set scheduler.params.total_num_steps",
         )
 

@@ -99,7 +99,7 @@ def zero_cuts_weights_for_elementwise_optimizers_only(c: NeoXConfig) -> Iterator
     facts = OPTIMIZER_FACTS.get(c.optimizer.optimizer.kind)
     if facts is None or facts.is_elementwise or facts.replica_states:
         return
-    if facts.joins_rows is not None and not engine_offers(c, "whole_rows"):
+    if facts.gathers_rows is not None and not engine_offers(c, "whole_rows"):
         engine = chosen_engine(c)
         yield Problem(
             "optimizer.type",
@@ -109,7 +109,7 @@ def zero_cuts_weights_for_elementwise_optimizers_only(c: NeoXConfig) -> Iterator
             "remove what requires DeepSpeed, so that the torch engine trains, or set "
             "zero_optimization.stage: 0, or use Adam",
         )
-    elif facts.joins_rows is None and not engine_offers(c, "whole_weights"):
+    elif facts.gathers_rows is None and not engine_offers(c, "whole_weights"):
         yield Problem(
             "optimizer.type",
             "needs whole weights for its update, but ZeRO partitions weights; "

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
-from neox_config.counted import first_few
 from neox_config.derive.elasticity import ElasticBatch, elastic_batch, elastic_devices
 from neox_config.derive.pipeline import unsuitable_micro_batches
 from neox_config.derive.problems import refusal
@@ -16,6 +15,7 @@ from neox_config.derive.widths import MLP_SIZES, mlp_width
 from neox_config.errors import ConfigError
 from neox_config.extras.data_efficiency.curricula import curricula_of_lengths
 from neox_config.facts.widths import next_aligned
+from neox_config.pluralize import first_few
 from neox_config.problems import Place, Problem
 from neox_config.schema.config import NeoXConfig
 from neox_config.schema.parameter import Section

@@ -9,10 +9,10 @@ import click
 
 from neox_config import Resolved, resolve
 from neox_config.command_line import INTERRUPTED
-from neox_config.counted import counted
 from neox_config.derive.problems import refusal
 from neox_config.estimate.resolved import estimate_resolved
 from neox_config.estimate.suggest import Cluster
+from neox_config.pluralize import pluralize
 from neox_config.problems import Problem
 from neox_launcher.autotuning.report import list_experiments, render_experiments, render_results
 from neox_launcher.autotuning.results import Result, Results, best_of
@@ -116,7 +116,7 @@ def _why_nothing(resolved: Resolved) -> tuple[str, str]:
     if most is not None:
         return (
             f"leaves nothing to try within autotuning.max_train_batch_size: {most} on "
-            f"{counted(copies, 'copy', 'copies')} of the model",
+            f"{pluralize(copies, 'copy', 'copies')} of the model",
             "raise it, or lower train-batch-size or gradient-accumulation-steps",
         )
     return "finds no candidate that fits into device memory", "use more devices, or offload optimizer states"

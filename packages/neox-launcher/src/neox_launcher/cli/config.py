@@ -13,7 +13,6 @@ import click
 from neox_config import NeoXConfig, Resolved, engine_json, load_config
 from neox_config.catalogue import find_model, model_names
 from neox_config.command_line import PATH, Group, NamedPath
-from neox_config.counted import counted
 from neox_config.describe import explain as explanations
 from neox_config.describe.display import show_config, show_derived, show_difference
 from neox_config.describe.json_schema import json_schema_text
@@ -22,6 +21,7 @@ from neox_config.describe.reference import reference
 from neox_config.errors import ConfigError, HostfileError, NeoXError
 from neox_config.estimate.setup import read_vocabulary_size
 from neox_config.estimate.widths import notes_on_widths
+from neox_config.pluralize import pluralize
 from neox_config.problems import Problem, config_error
 from neox_config.read.migrate import migrate_file, replace_file
 from neox_launcher.cli.cluster import cluster_options, hosts_for, resolve_for, show_notes
@@ -108,7 +108,7 @@ def check(
     show_notes(notes, config)
     if problems:
         raise config_error(list(dict.fromkeys(problems)), config.files)
-    click.echo(f"{' + '.join(config.files)}: valid, {counted(len(config.sources), 'parameter')} given")
+    click.echo(f"{' + '.join(config.files)}: valid, {pluralize(len(config.sources), 'parameter')} given")
     if not with_files:
         click.echo(_NOT_CHECKED)
 
@@ -179,7 +179,7 @@ def show(engine: bool, changed: bool, **options: Any) -> None:
         click.echo(json.dumps(engine_json(resolved), indent=2, allow_nan=False))
         return
     click.echo(show_config(resolved.config))
-    click.echo(f"\n# On {counted(resolved.run.layout.world, 'device')}:\n{show_derived(resolved)}")
+    click.echo(f"\n# On {pluralize(resolved.run.layout.world, 'device')}:\n{show_derived(resolved)}")
 
 
 @main.command(

@@ -14,9 +14,9 @@ import click
 from neox_config import Text, load_config
 from neox_config.atomic import atomic_write
 from neox_config.command_line import INTERRUPTED, Command, GivenPath, option
-from neox_config.counted import counted
 from neox_config.errors import LaunchError
 from neox_config.facts.corpora import ENDINGS, FEWEST_ENTRIES, MOST_ENTRIES
+from neox_config.pluralize import pluralize
 from neox_config.problems import config_error
 from neox_launcher.cli.cluster import resolve_for
 from neox_launcher.cli.estimate import read_bytes
@@ -252,7 +252,7 @@ def _devices(count: int | None, memory: int | None) -> Devices:
         )
     if count is not None and count > present:
         raise LaunchError(
-            f"--devices {count:,}, but this machine has {counted(present, 'GPU')}; reduce it, or give "
+            f"--devices {count:,}, but this machine has {pluralize(present, 'GPU')}; reduce it, or give "
             "--device-memory for a training on another machine"
         )
     return Devices(count=count or present, memory=found, are_gpus=True)
@@ -323,8 +323,8 @@ def _report(
     lines = [
         f"\nmodel {training.candidate.name}: {training.parameters:,} parameters with a vocabulary of "
         f"{prepared.entries:,} entries",
-        f"training: {counted(training.iterations, 'iteration')} of "
-        f"{counted(training.setup.samples, 'sample')} of {training.seq_length:,} tokens: "
+        f"training: {pluralize(training.iterations, 'iteration')} of "
+        f"{pluralize(training.setup.samples, 'sample')} of {training.seq_length:,} tokens: "
         f"{training.tokens:,} tokens, {passes:.2f} passes over "
         f"{prepared.training_tokens:,} (limit: {training.limit})",
         f"{devices.count:,} {devices.kind}: estimated memory {training.memory / 2**30:.2f} GiB each; "
@@ -336,8 +336,8 @@ def _report(
         lines.append(f"for a shorter training, delete {path} and add --time, such as --time 20m")
     elif training.iterations < FEWEST_ITERATIONS:
         lines.append(
-            f"warning: a model learns nothing useful in {counted(training.iterations, 'iteration')}; delete "
-            f"{path} and give a longer --time or a smaller model"
+            f"warning: a model learns nothing useful in {pluralize(training.iterations, 'iteration')}; "
+            f"delete {path} and give a longer --time or a smaller model"
         )
     if prepared.training_tokens < training.setup.samples * training.seq_length:
         lines.append("the texts are shorter than one iteration, which therefore reads them more than once")

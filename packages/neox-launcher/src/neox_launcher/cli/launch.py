@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 import click
 
 from neox_config.command_line import PATH, option
-from neox_config.counted import counted
 from neox_config.errors import LaunchError, NeoXError
+from neox_config.pluralize import pluralize
 from neox_config.read.reading import normal_name
 from neox_launcher.agent.join import join_launch
 from neox_launcher.autotuning import is_tuned, tune
@@ -417,7 +417,7 @@ def _run(request: Request, dry_run: DryRun, wanted: VerifyRequest | None) -> NoR
         print_message(f"\n{outcome.first_failure}\n")
         others = outcome.num_failures - 1
         if others:
-            print_message(f"\n{counted(others, 'more worker')} failed after it\n")
+            print_message(f"\n{pluralize(others, 'more worker')} failed after it\n")
     sys.exit(outcome.exit_code)
 
 
@@ -471,7 +471,7 @@ def _carry_out(request: Request, plan: LaunchPlan, dry_run: DryRun) -> Outcome:
 
 def _print_start(plan: LaunchPlan) -> None:
     # The first line of a worker follows after the import of torch.
-    print_message(f"neox-launch: starting {counted(plan.world.size, 'worker')}\n")
+    print_message(f"neox-launch: starting {pluralize(plan.world.size, 'worker')}\n")
 
 
 def _train(request: Request, plan: LaunchPlan) -> Outcome:

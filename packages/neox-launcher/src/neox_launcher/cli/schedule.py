@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from neox_config import Resolved
-from neox_config.counted import counted
 from neox_config.describe.tables import table
-from neox_config.spec.course import course_of, spread_iterations
+from neox_config.pluralize import pluralize
+from neox_config.spec.schedule_preview import course_of, spread_iterations
 from neox_launcher.cli.schedule_chart import draw_course
 
 __all__ = ["show_course"]
@@ -70,7 +70,7 @@ def drawn(name: str, value: Callable[[int], float], iterations: Sequence[int]) -
     values = [found[column] for column in sorted(found)]
     low, high = min(every.values()), max(values)
     if low == high:
-        return [f"{name}: {_written(values[0])} in all {counted(last + 1, 'iteration')}"]
+        return [f"{name}: {_written(values[0])} in all {pluralize(last + 1, 'iteration')}"]
     # The lowest value is a line, not nothing.
     heights = [1 + round((each - low) / (high - low) * (8 * _ROWS - 1)) for each in values]
     labels = [_written(high), *[""] * (_ROWS - 2), _written(low)]

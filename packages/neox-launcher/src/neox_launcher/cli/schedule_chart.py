@@ -6,7 +6,7 @@ from typing import Any
 from neox_config import Resolved
 from neox_config.atomic import atomic_write
 from neox_config.errors import NeoXError
-from neox_config.spec.course import course_of, spread_iterations
+from neox_config.spec.schedule_preview import course_of, spread_iterations
 
 __all__ = ["draw_course"]
 

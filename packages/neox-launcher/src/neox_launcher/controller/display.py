@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from neox_config.errors import LaunchError
 from neox_launcher.controller.terminal import print_message
-from neox_launcher.protocol.pace import Pace
+from neox_launcher.protocol.eta import Eta
 
 if TYPE_CHECKING:
     from neox_launcher.controller.live_display import LiveDisplay
@@ -26,7 +26,7 @@ class Display:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._pace = Pace(clock)
+        self._pace = Eta(clock)
         self.seconds_per_iteration: float | None = None
         """In the latest attempt, evaluations and saves included; None if not known."""
         self.num_attempts = 0
@@ -56,7 +56,7 @@ class Display:
     def begin_attempt(self) -> None:
         """Show a new attempt: the workers are started, possibly again."""
         self.num_attempts += 1
-        self._pace = Pace(self._clock)
+        self._pace = Eta(self._clock)
         self._warnings_before = self.num_warnings
 
     def note_iteration(self, iteration: int) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from neox_config.counted import counted
+from neox_config.pluralize import pluralize
 from neox_launcher.controller.launch import supervise_plan
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.protocol.messages import own_version
@@ -114,9 +114,9 @@ def diagnose(outcome: Outcome, *, hosts: int) -> Diagnosis:
 
 
 def _started(outcome: Outcome, hosts: int) -> Finding:
-    name, joined = "reach and join", counted(len(outcome.facts), "worker")
+    name, joined = "reach and join", pluralize(len(outcome.facts), "worker")
     if outcome.first_failure is None:
-        return Finding(name, f"{counted(hosts, 'host')} started, {joined} joined")
+        return Finding(name, f"{pluralize(hosts, 'host')} started, {joined} joined")
     remedy = "if the hosts reach the launcher but not each other, check firewalls and master-addr"
     return Finding(name, str(outcome.first_failure), f"see the error above; {remedy}", is_good=False)
 

@@ -8,8 +8,8 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from neox_config import resolve
-from neox_config.counted import counted
 from neox_config.errors import ConfigError, LaunchError
+from neox_config.pluralize import pluralize
 from neox_config.spec.run import Layout
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.resources.host import Host, name_some
@@ -43,14 +43,14 @@ def without_hosts(plan: LaunchPlan, lost: Collection[str]) -> LaunchPlan:
         try:
             resolved = resolve(plan.resolved.config, devices=count, hosts=len(hosts))
         except ConfigError as error:
-            refusals.append(f"{counted(count, 'worker')}: {error}")
+            refusals.append(f"{pluralize(count, 'worker')}: {error}")
             continue
         # A configured address is that of the first host.
         address = plan.master_addr if hosts[0].name == plan.world.hosts[0].name else None
         world = World(hosts=hosts, gpus=plan.world.gpus)
         return replace(plan, world=world, resolved=resolved, master_addr=address)
     sentence = (
-        f"lost: {_names(plan, lost)}; the job cannot continue with {counted(_slots(left), 'slot')}, "
+        f"lost: {_names(plan, lost)}; the job cannot continue with {pluralize(_slots(left), 'slot')}, "
         f"because its batch of {run.batch.whole:,} samples requires {_listed(run.layout)} workers "
         "(elasticity); "
         "repair or replace hosts and start again; with `load`, it resumes from the latest checkpoint there"
@@ -71,14 +71,14 @@ def describe_change(whole: LaunchPlan, before: LaunchPlan, after: LaunchPlan, lo
     slots = _slots(_left(whole, lost))
     hosts = name_some([host.name for host in after.world.hosts])
     lines = [
-        f"lost: {_names(before, lost)}; continuing with {counted(layout.world, 'worker')} (before: "
+        f"lost: {_names(before, lost)}; continuing with {pluralize(layout.world, 'worker')} (before: "
         f"{before.world.size:,}) on {hosts}",
         f"train batch {batch.whole:,} as before: micro-batch {batch.micro}, "
         f"gradient accumulation steps {batch.accumulation}, data-parallel size {layout.data}",
     ]
     if slots > layout.world:
         lines.append(
-            f"{slots - layout.world:,} of the remaining {counted(slots, 'slot')} not used: the batch "
+            f"{slots - layout.world:,} of the remaining {pluralize(slots, 'slot')} not used: the batch "
             f"requires {_listed(whole.resolved.run.layout)} workers (elasticity)"
         )
     return "\n".join(lines)

@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from neox_config.counted import counted
 from neox_config.describe.tables import table
+from neox_config.pluralize import pluralize
 from neox_launcher.worker.reporting import ALL_DONE
 
 __all__ = ["NO_AGENT_ANSWER", "RankState", "lagging_ranks", "parse_collectives", "render_report"]
@@ -86,7 +86,7 @@ def _behind_in_iterations(states: Sequence[RankState]) -> dict[int, str]:
     # A difference of one iteration is normal: ranks report at different moments of the same step.
     furthest = max((state.iteration or 0 for state in states), default=0)
     return {
-        state.rank: f"has completed {counted(state.iteration or 0, 'iteration')}, others {furthest:,}"
+        state.rank: f"has completed {pluralize(state.iteration or 0, 'iteration')}, others {furthest:,}"
         for state in states
         if (state.iteration or 0) < furthest - 1
     }
@@ -134,7 +134,7 @@ def _verdict(states: Sequence[RankState], lag: Mapping[int, str]) -> list[str]:
     hosts = {state.rank: state.host for state in states}
     lines = [f"rank {rank} on {hosts[rank]} {why}" for rank, why in list(lag.items())[:_MOST_NAMED]]
     more = len(lag) - len(lines)
-    return lines + ([f"and {counted(more, 'more rank')}, see below"] if more else [])
+    return lines + ([f"and {pluralize(more, 'more rank')}, see below"] if more else [])
 
 
 def _table(states: Sequence[RankState]) -> str:

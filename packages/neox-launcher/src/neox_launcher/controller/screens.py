@@ -9,7 +9,6 @@ from pathlib import Path
 from rich.text import Text
 
 from neox_config import NeoXConfig
-from neox_config.counted import counted, first_few
 from neox_config.derive.objective import is_encoder, is_retrieval
 from neox_config.errors import ConfigError
 from neox_config.estimate import Estimate
@@ -19,6 +18,7 @@ from neox_config.facts.checkpoints import is_checkpoint, iteration_of
 from neox_config.facts.records import OUTPUT, RECORD, output_name
 from neox_config.facts.stores import is_url
 from neox_config.formats import format_duration
+from neox_config.pluralize import first_few, pluralize
 from neox_config.read.reading import as_yaml, normal_name
 from neox_config.schema.config import as_written
 from neox_config.spec.recorded import latest_checkpoint
@@ -102,13 +102,13 @@ def _start_rows(plan: LaunchPlan, result: Estimate | None) -> Iterator[Row]:
     parameters = "" if result is None else f"{_count(result.total_parameters)} parameters: "
     yield (
         "model",
-        f"{parameters}{counted(model.num_layers, 'layer')}, width "
-        f"{model.hidden_size:,}, {counted(model.num_attention_heads, 'head')}",
+        f"{parameters}{pluralize(model.num_layers, 'layer')}, width "
+        f"{model.hidden_size:,}, {pluralize(model.num_attention_heads, 'head')}",
     )
     names = [host.name for host in plan.world.hosts]
-    hosts = f"{counted(len(names), 'host')}: {first_few(names, _SHOWN_HOSTS)}"
+    hosts = f"{pluralize(len(names), 'host')}: {first_few(names, _SHOWN_HOSTS)}"
     device = {None: "device", 0: "CPU process"}.get(plan.world.gpus, "GPU")
-    devices = counted(plan.world.size, device, "CPU processes" if device.endswith("s") else None)
+    devices = pluralize(plan.world.size, device, "CPU processes" if device.endswith("s") else None)
     yield "workers", f"{devices} on {'this machine' if plan.is_local else hosts}"
     yield (
         "layout",
@@ -125,7 +125,7 @@ def _start_rows(plan: LaunchPlan, result: Estimate | None) -> Iterator[Row]:
     tokens = _count(iterations * batch.whole * batch.length)
     yield (
         "training",
-        f"{counted(iterations, 'iteration')}, {tokens} tokens, optimizer {config.optimizer.optimizer.type}",
+        f"{pluralize(iterations, 'iteration')}, {tokens} tokens, optimizer {config.optimizer.optimizer.type}",
     )
     if result is None or plan.world.gpus == 0:
         yield "time", "shown after the first iterations"
@@ -177,7 +177,7 @@ def _saves(config: NeoXConfig) -> str:
     section = config.checkpoint
     if section.save is None:
         return "nothing: save is not set"
-    times = [f"every {counted(section.save_interval, 'iteration')}"] if section.save_interval else []
+    times = [f"every {pluralize(section.save_interval, 'iteration')}"] if section.save_interval else []
     times += [f"at growing intervals (x {section.save_growth:g})"] if section.save_growth else []
     times += [f"every {section.save_interval_minutes:g} min"] if section.save_interval_minutes else []
     kept = section.keep_last_n_checkpoints
@@ -187,11 +187,11 @@ def _saves(config: NeoXConfig) -> str:
 
 def _evaluates(config: NeoXConfig) -> str:
     training, section = config.training, config.generation
-    evaluated = [counted(training.eval_iters, "batch", "batches")] if training.eval_iters else []
+    evaluated = [pluralize(training.eval_iters, "batch", "batches")] if training.eval_iters else []
     evaluated += list(section.eval_tasks or ()) + ([section.eval_data] if section.eval_data else [])
     if not evaluated:
         return ""
-    return f"every {counted(training.eval_interval, 'iteration')} and at the end, {', '.join(evaluated)}"
+    return f"every {pluralize(training.eval_interval, 'iteration')} and at the end, {', '.join(evaluated)}"
 
 
 def _logs(config: NeoXConfig) -> str:

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from neox_config.counted import counted
 from neox_config.finite_json import restored
+from neox_config.pluralize import pluralize
 from neox_launcher.backends.base import Command, Contact
 from neox_launcher.controller.agents import AgentConnection, Agents, name_workers
 from neox_launcher.controller.display import Display
@@ -236,7 +236,7 @@ class _Launch:
         """Run until all agents have reported the end of their workers, or are lost."""
         exit_code = 1
         self._display.begin_attempt()
-        self._display.show_phase(f"starting {counted(len(self._orders.hosts), 'host')}")
+        self._display.show_phase(f"starting {pluralize(len(self._orders.hosts), 'host')}")
         try:
             tools = StartCommands(commands, self._selector, shares_terminal=self._shares_terminal)
             try:

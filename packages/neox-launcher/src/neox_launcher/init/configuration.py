@@ -5,8 +5,8 @@ import math
 import shlex
 from pathlib import Path
 
-from neox_config.counted import counted
 from neox_config.describe.estimate_tables import recomputation_settings
+from neox_config.pluralize import pluralize
 from neox_config.schema.paths import written_paths
 from neox_launcher.init.texts import Prepared
 from neox_launcher.init.training import Devices, Training
@@ -102,7 +102,7 @@ def configuration_text(path: Path, training: Training, prepared: Prepared, devic
         folder=shlex.quote(str(folder)),
         tokens=prepared.training_tokens,
         parameters=training.parameters,
-        samples=counted(setup.samples, "sample"),
+        samples=pluralize(setup.samples, "sample"),
         seq_length=training.seq_length,
         data_path=_quoted(written_paths(prepared.data_path)),
         split=prepared.split,

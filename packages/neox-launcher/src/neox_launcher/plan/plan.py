@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from neox_config import Resolved, encode_resolved
-from neox_config.counted import counted
 from neox_config.derive.generation import generation_mode
+from neox_config.pluralize import pluralize
 from neox_config.spec.resolve import derived_values
 from neox_launcher.plan.environment import shown_value
 from neox_launcher.plan.scheduler import Member
@@ -190,7 +190,7 @@ class LaunchPlan:
         yield "program", f"python {shlex.join(self.worker)}"
         yield "configuration", " + ".join(config.files)
         device, hosts = {None: "slot", 0: "CPU process"}.get(self.world.gpus, "GPU"), len(self.world.hosts)
-        yield "workers", f"{self.world.size:,} on {counted(hosts, 'host')}, one per {device}"
+        yield "workers", f"{self.world.size:,} on {pluralize(hosts, 'host')}, one per {device}"
         yield from self._hosts()
         yield "devices", self.devices
         if self.member is None:
@@ -208,7 +208,7 @@ class LaunchPlan:
         )
         yield (
             "batch",
-            f"{counted(batch.whole, 'sample')} = micro-batch {batch.micro} x accumulation "
+            f"{pluralize(batch.whole, 'sample')} = micro-batch {batch.micro} x accumulation "
             f"{batch.accumulation} x data {layout.data}; {batch.whole * batch.length:,} tokens",
         )
         epochs = config.training.train_epochs
@@ -216,8 +216,8 @@ class LaunchPlan:
         yield "iterations", f"{config.training.iterations:,}{passes}" if trains else ""
         yield (
             "model",
-            f"{counted(model.num_layers, 'layer')}, width {model.hidden_size:,}, "
-            f"{counted(model.num_attention_heads, 'head')}, "
+            f"{pluralize(model.num_layers, 'layer')}, width {model.hidden_size:,}, "
+            f"{pluralize(model.num_attention_heads, 'head')}, "
             f"{model.seq_length:,} tokens, {config.attention.pos_emb} positions",
         )
         kinds = Counter(self.resolved.model.kinds)

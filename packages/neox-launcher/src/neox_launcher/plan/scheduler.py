@@ -7,9 +7,9 @@ Without this, each of them would train separately.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from neox_config.counted import counted
 from neox_config.errors import LaunchError
 from neox_config.facts.hosts import MOST_HOSTS
+from neox_config.pluralize import pluralize
 from neox_launcher.protocol.handshake import TOKEN_VARIABLE
 from neox_launcher.resources.slurm import expand_nodelist
 
@@ -122,7 +122,7 @@ def _from_slurm(environment: Mapping[str, str]) -> Member | None:
     if len(names) != int(size):
         raise LaunchError(
             f"srun started this as one of {size} processes ({named}), but lists "
-            f"{counted(len(names), 'host')} ({listed}); start one task per host (srun --ntasks-per-node=1)"
+            f"{pluralize(len(names), 'host')} ({listed}); start one task per host (srun --ntasks-per-node=1)"
         )
     steps = [environment.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")]
     number = sum(int(text) for text in steps if _is_number(text))

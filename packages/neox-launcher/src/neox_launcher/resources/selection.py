@@ -7,8 +7,8 @@ order. Unlike DeepSpeed, this raises an error if there are fewer hosts or slots 
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from neox_config.counted import counted
 from neox_config.facts.hosts import MOST_SLOTS
+from neox_config.pluralize import pluralize
 from neox_config.problems import Problem
 from neox_launcher.resources.host import Host, name_some
 from neox_launcher.resources.hostfile import host_key, shortened
@@ -139,13 +139,13 @@ def _unknown_host(part: str, known: Mapping[str, Host], parameter: str) -> Probl
 
 def _first_hosts(hosts: Sequence[Host], count: int) -> Sequence[Host]:
     if count > len(hosts):
-        what = f"is more than the {counted(len(hosts), 'host')} available"
+        what = f"is more than the {pluralize(len(hosts), 'host')} available"
         raise SelectionError(Problem("num_nodes", what, f"use at most {len(hosts)}, or -1 for all"))
     return hosts if count == ALL else hosts[:count]
 
 
 def _first_slots(host: Host, count: int) -> Host:
     if count > len(host.slots):
-        what = f"is more than the {counted(len(host.slots), 'slot')} of {host.name}"
+        what = f"is more than the {pluralize(len(host.slots), 'slot')} of {host.name}"
         raise SelectionError(Problem("num_gpus", what, f"use at most {len(host.slots)}"))
     return host if count == ALL else Host(host.name, host.slots[:count])

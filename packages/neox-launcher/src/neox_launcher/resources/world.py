@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from neox_config import NeoXConfig
-from neox_config.counted import counted
 from neox_config.derive.problems import placed
 from neox_config.facts.fused_operators import FUSED_OPERATORS
+from neox_config.pluralize import pluralize
 from neox_config.problems import Problem
 from neox_launcher.resources.host import Host
 
@@ -47,7 +47,7 @@ def missing_devices(config: NeoXConfig, world: World) -> list[Problem]:
     problems = []
     highest = max(slot for host in world.hosts for slot in host.slots)
     if world.gpus and highest >= world.gpus:
-        have = counted(world.gpus, "GPU is", "GPUs are")
+        have = pluralize(world.gpus, "GPU is", "GPUs are")
         what = f"assigns slot {highest} to this machine, but only {have} visible"
         problems.append(Problem("hostfile", what, f"use slots below {world.gpus}"))
     if config.parallelism.distributed_backend == "mpi":

@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Mapping
 
-from neox_config.counted import counted
 from neox_config.describe.tables import table
+from neox_config.pluralize import pluralize
 from neox_config.spec.read_model import read_model
 from neox_launcher.protocol.layout_verification import LayoutAnswer
 from neox_launcher.verify_layout.sizes import Sizes
@@ -19,9 +19,9 @@ _HEADER = ("", "compared", "result", "largest error", "limit")
 def render_case(title: str, sizes: Sizes, in_float64: bool, steps: int) -> str:
     """Render the heading of a layout."""
     layout = f"data {sizes.data} x pipe {sizes.stages} x model {sizes.tensor}"
-    processes = counted(sizes.processes, "process", "processes")
+    processes = pluralize(sizes.processes, "process", "processes")
     precision = "float64" if in_float64 else "the configured precision"
-    return f"{title}: {layout}, {processes}, {precision}, {counted(steps, 'update')}"
+    return f"{title}: {layout}, {processes}, {precision}, {pluralize(steps, 'update')}"
 
 
 def render_kept(small: Small) -> str:

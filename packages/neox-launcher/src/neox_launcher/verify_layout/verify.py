@@ -14,9 +14,9 @@ from typing import Any
 import click
 
 from neox_config import NeoXConfig, Resolved, encode_resolved, load_config, resolve
-from neox_config.counted import counted
 from neox_config.errors import LaunchError, NeoXError
 from neox_config.estimate.setup import fewest_devices
+from neox_config.pluralize import pluralize
 from neox_launcher.controller.launch import run_plan
 from neox_launcher.controller.terminal import print_message
 from neox_launcher.plan.environment import travelling_variables
@@ -171,7 +171,7 @@ def case_of(wanted: LayoutVerification, layout: str) -> Case:
     in_float64 = wanted.precision != "configured" and why_not is None
     gpus = count_gpus() if wanted.on_gpus else 0
     if wanted.on_gpus and sizes.processes > gpus:
-        have = counted(gpus, "visible GPU")
+        have = pluralize(gpus, "visible GPU")
         raise LaunchError(
             f"--devices gpu: the layout takes {sizes.processes} processes, a GPU each, but this machine has "
             f"{have}; use smaller sizes in --layout, or --devices cpu",

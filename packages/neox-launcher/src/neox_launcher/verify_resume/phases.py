@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from neox_config import NeoXConfig, Resolved
-from neox_config.counted import counted
 from neox_config.facts.checkpoints import LATEST, checkpoint_name
 from neox_config.facts.records import RECORD
+from neox_config.pluralize import pluralize
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.resuming import resumed_from
 from neox_launcher.protocol.kept_checkpoints import KeptCheckpoint
@@ -73,13 +73,13 @@ class Phase:
 
 def titles(span: Span, source: KeptCheckpoint | None, target: KeptCheckpoint | None) -> list[str]:
     """Return descriptions of the trainings: one that ends at an existing checkpoint, or all three."""
-    resumed = f"{counted(span.steps, 'iteration')}, resumed at iteration {span.middle:,}"
+    resumed = f"{pluralize(span.steps, 'iteration')}, resumed at iteration {span.middle:,}"
     if target is not None:
         return [f"{resumed}, and compared with {target.path}"]
     origin = "new weights" if source is None else source.path.name
     return [
-        f"{counted(span.end - span.start, 'iteration')} without interruption, from {origin}",
-        f"{counted(span.middle - span.start, 'iteration')}, then save",
+        f"{pluralize(span.end - span.start, 'iteration')} without interruption, from {origin}",
+        f"{pluralize(span.middle - span.start, 'iteration')}, then save",
         resumed,
     ]
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from neox_config import NeoXConfig, Resolved, resolve
 from neox_config import load_config as load_files
-from neox_config.counted import counted
 from neox_config.derive.objective import WITHOUT_TEXTS
 from neox_config.errors import ConfigError, NeoXError
 from neox_config.names import answer
+from neox_config.pluralize import pluralize
 from neox_config.problems import Problem, config_error, in_words
 from neox_config.read.wording import sentence_about
 from neox_config.rules import broken_rules
@@ -98,8 +98,8 @@ class Model:
         section, count = self.config.model, sum(each.numel() for each in self.module.parameters())
         dtype = str(next(self.module.parameters()).dtype).removeprefix("torch.")
         return (
-            f"<Model of {self.source}: {counted(section.num_layers, 'layer')}, hidden size "
-            f"{section.hidden_size:,}, {counted(count, 'parameter')} in {dtype} on {self.device}>"
+            f"<Model of {self.source}: {pluralize(section.num_layers, 'layer')}, hidden size "
+            f"{section.hidden_size:,}, {pluralize(count, 'parameter')} in {dtype} on {self.device}>"
         )
 
     @property

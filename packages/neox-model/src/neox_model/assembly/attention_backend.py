@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neox_config.counted import counted
+from neox_config.pluralize import pluralize
 from neox_config.spec.model import Attention, ModelSpec
 from neox_config.spec.run import RunSpec
 from neox_model.assembly.attention import build_attention
@@ -83,7 +83,7 @@ def attention_backends(spec: ModelSpec, run: RunSpec, device: torch.device) -> l
 def log_backends(backends: Sequence[AttentionBackend]) -> None:
     """Log the backend of each kind of attention, and each note once."""
     for backend in backends:
-        layers = counted(backend.layers, f"{backend.kind} layer")
+        layers = pluralize(backend.layers, f"{backend.kind} layer")
         logger.info("scaled_dot_product_attention of %s: %s backend", layers, backend.name)
     for note in dict.fromkeys(backend.note for backend in backends if backend.note):
         logger.info("%s", note)

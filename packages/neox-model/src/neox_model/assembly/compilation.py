@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neox_config.counted import counted
+from neox_config.pluralize import pluralize
 from neox_config.spec.run import RunSpec
 from neox_model.assembly.activation_checkpointing import run_layers
 from neox_model.assembly.choices import DTYPES, all_ranks_agree
@@ -236,8 +236,8 @@ def _why_not(trial: _Trial, run: RunSpec, groups: Groups, iterations: int) -> st
     if all_ranks_agree(groups.control, is_long):
         return None
     return (
-        f"the expected gain, a tenth of their time in {counted(iterations, 'iteration')}, is {gained:.0f} s, "
-        "less than compilation takes"
+        f"the expected gain, a tenth of their time in {pluralize(iterations, 'iteration')}, is {gained:.0f} "
+        "s, less than compilation takes"
     )
 
 

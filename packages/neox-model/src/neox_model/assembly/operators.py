@@ -337,13 +337,13 @@ def _norms(
     }
     if spec.norm.kind not in fused:
         return None, None, None
-    parameter, requested, alone, of_sum = fused[spec.norm.kind]
+    parameter, requested, alone, fused_add_norm = fused[spec.norm.kind]
     norm = chooser.fused(parameter, requested, alone, shape)
     with_input = None if norm is None else alone.with_input
     adds_first = all(each.residual == "serial" and not each.residual_after_norm for each in spec.layers)
     if dropout > 0.0 or not adds_first:
         return norm, None, with_input
-    return norm, chooser.fused(parameter, requested, of_sum, shape), with_input
+    return norm, chooser.fused(parameter, requested, fused_add_norm, shape), with_input
 
 
 def _softmax(

@@ -57,7 +57,7 @@ def build_optimizer(
             arguments["model_group"] = model_group
         if facts.replica_states:
             arguments["data_group"] = data_group
-        if facts.joins_rows is not None:
+        if facts.gathers_rows is not None:
             arguments["row_group"] = data_group if run.partitions_rows else SINGLE_RANK
         if facts.matrix_states:
             # The head is not one of these.

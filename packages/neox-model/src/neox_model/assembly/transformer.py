@@ -67,7 +67,7 @@ def build_norm(norm: Norm, width: int, operators: Operators, group: Group) -> tu
     if operators.norm is not None:
         arguments["operator"] = operators.norm
     if operators.norm_of_sum is not None:
-        arguments["of_sum"] = operators.norm_of_sum
+        arguments["fused_add_norm"] = operators.norm_of_sum
     if operators.norm_with_input is not None:
         arguments["with_input"] = operators.norm_with_input
     return NORMS[norm.kind], arguments

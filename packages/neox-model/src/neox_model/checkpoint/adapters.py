@@ -17,8 +17,8 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from neox_config.counted import counted
 from neox_config.facts.adapters import adapter_scale
+from neox_config.pluralize import pluralize
 from neox_config.schema.sections.adapters import AdaptersSection
 from neox_model.checkpoint.base import record_in, recorded_base
 from neox_model.checkpoint.blocks import whole_block
@@ -203,7 +203,7 @@ def merge_adapters(adapters: Path, output: Path, *, base: Path | None = None) ->
     )
     tensors = [StreamedTensor(name, whole.tensors[name].shape, torch.float32) for name in names]
     final, _ = write_whole_tensors(merged, tensors, values, output)
-    adapters_there, tensors_there = counted(len(found.matrices), "adapter"), counted(len(names), "tensor")
+    adapters_there, tensors_there = pluralize(len(found.matrices), "adapter"), pluralize(len(names), "tensor")
     logger.info("merged %s into %s", adapters_there, tensors_there)
     return final
 

@@ -20,12 +20,12 @@ from typing import Any
 import torch
 
 from neox_model.checkpoint.errors import CheckpointError
-from neox_model.checkpoint.outcome import gather
 from neox_model.checkpoint.parts import RunParts
 from neox_model.checkpoint.save import Saving, shard_size
 from neox_model.checkpoint.shards import plan_shard
 from neox_model.checkpoint.snapshot import Snapshot, in_thread
 from neox_model.checkpoint.writer_process import WriterProcess
+from neox_model.parallel.control import all_gather_object
 from neox_model.parallel.delayed_exchange import DelayedExchange
 from neox_model.parallel.groups import Groups
 
@@ -179,7 +179,7 @@ class BackgroundSaves:
             yield saving
         except CheckpointError:
             self._leave()
-            gather(self._control, None)
+            all_gather_object(self._control, None)
             self._deletion = Thread(target=saving.abandon, daemon=True)
             self._deletion.start()
             raise

@@ -21,7 +21,7 @@ from neox_model.checkpoint.comparison import changes_since, log_unknown_changes,
 from neox_model.checkpoint.contents import Manifest, is_count, manifest_sha256
 from neox_model.checkpoint.downloads import local_folder
 from neox_model.checkpoint.errors import CheckpointError, DamagedManifestError
-from neox_model.checkpoint.outcome import gather, shared_outcome
+from neox_model.checkpoint.outcome import shared_outcome
 from neox_model.checkpoint.shards import ShardReader
 from neox_model.checkpoint.whole_weights import (
     check_wanted,
@@ -29,6 +29,7 @@ from neox_model.checkpoint.whole_weights import (
     model_problems,
     wanted_weight,
 )
+from neox_model.parallel.control import all_gather_object
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import Writable, named_logical_parameters
 
@@ -87,7 +88,7 @@ def load_base(
     frozen = [
         wanted_weight(*named) for named in named_logical_parameters(model) if not named[1].requires_grad
     ]
-    names = set().union(*gather(groups.control, {weight.name for weight in frozen}))
+    names = set().union(*all_gather_object(groups.control, {weight.name for weight in frozen}))
     with shared_outcome(groups.control, f"loading the base {folder}", keeps_bugs=True):
         manifest = Manifest.read(folder)
         changes = changes_since(manifest, config)
@@ -187,7 +188,7 @@ def _find(place: str, adapters: Path | None, groups: Groups, cache: str | None) 
                     f"{place} does not contain {name}, on which the adapters in {adapters} were trained; "
                     "set lora-base to a folder with it (keep-last-n-checkpoints deletes earlier ones)"
                 )
-    folder, name = gather(groups.control, (folder, name))[0]
+    folder, name = all_gather_object(groups.control, (folder, name))[0]
     if is_url(place):
         directory = local_folder(place, groups, cache=cache, name=name, weights_only=True)
         folder = None if directory is None else folders.find_latest(directory)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from neox_config.counted import counted
+from neox_config.pluralize import pluralize
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.dtypes import DTYPES
 from neox_model.checkpoint.names import in_model_order
@@ -53,6 +53,6 @@ def convert_layout(folder: Path, output: Path) -> Path:
             yield reader.values(name, start, min(start + _ELEMENTS, numel))
 
     final, written = write_whole_tensors(manifest, tensors, values, output)
-    written_tensors, there = counted(len(tensors), "tensor"), counted(len(manifest.files), "file")
+    written_tensors, there = pluralize(len(tensors), "tensor"), pluralize(len(manifest.files), "file")
     logger.info("wrote %s of %s to %s", written_tensors, there, f"{len(written.files):,}")
     return final

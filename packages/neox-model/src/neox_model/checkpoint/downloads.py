@@ -17,12 +17,13 @@ from neox_model.checkpoint.contents import Manifest, Piece
 from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError
 from neox_model.checkpoint.local_shards import agree_on_checkpoint
 from neox_model.checkpoint.object_store import PATIENCE_SECONDS, ObjectStore, latest_in
-from neox_model.checkpoint.outcome import gather, shared_outcome
+from neox_model.checkpoint.outcome import shared_outcome
 from neox_model.checkpoint.shard_file import LENGTH_BYTES, ShardFile, header_stop
 from neox_model.checkpoint.shards import ShardReader, write_durably
 from neox_model.checkpoint.storage import Storage, folder_lock
 from neox_model.checkpoint.stored_types import STORED_TYPES
 from neox_model.daemon_threads import in_daemon_thread
+from neox_model.parallel.control import all_gather_object
 from neox_model.parallel.groups import Groups
 
 __all__ = [
@@ -114,7 +115,7 @@ def local_folder(
                 place = checkpoint_folder(load, *chosen, cache=cache, weights_only=weights_only)
                 found = (*chosen, place)
     # The choice of rank 0, because another training may save a newer one meanwhile.
-    found = gather(groups.control, found)[0]
+    found = all_gather_object(groups.control, found)[0]
     if found is None:
         return None
     chosen_name, manifest, folder = found
@@ -125,7 +126,7 @@ def local_folder(
             lambda: download(_open(load, patience), chosen_name, manifest, folder, weights_only=weights_only)
         )
     # Not one collective that waits for the download, which may take longer than collectives may.
-    while not all(gather(groups.control, task is None or task.done())):
+    while not all(all_gather_object(groups.control, task is None or task.done())):
         time.sleep(_POLL_SECONDS)
     with shared_outcome(groups.control, f"downloading {load}/{chosen_name}"):
         if task is not None:

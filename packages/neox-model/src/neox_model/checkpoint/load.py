@@ -50,7 +50,7 @@ from neox_model.checkpoint.logical import (
     state_tensor,
 )
 from neox_model.checkpoint.names import is_score, is_weight, model_state_name, rng_prefix
-from neox_model.checkpoint.outcome import gather, shared_outcome
+from neox_model.checkpoint.outcome import shared_outcome
 from neox_model.checkpoint.parts import RunParts, Schedule
 from neox_model.checkpoint.replica_states import (
     is_replica_state,
@@ -63,6 +63,7 @@ from neox_model.checkpoint.save import layout_of
 from neox_model.checkpoint.shards import ShardReader
 from neox_model.checkpoint.storage import Storage
 from neox_model.checkpoint.whole_weights import model_problems
+from neox_model.parallel.control import all_gather_object
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import LogicalState, begin_iteration, model_states, trained_names
 from neox_model.parallel.random import mixed_seed, seed_streams
@@ -203,7 +204,7 @@ def read_training_state(directory: Path, *, groups: Groups) -> dict[str, Any] | 
     with _reading(folder, groups):
         if groups.world.rank == 0:
             found = data_state(Manifest.read(folder))
-    return gather(groups.control, found)[0]
+    return all_gather_object(groups.control, found)[0]
 
 
 def load_weights(
@@ -277,12 +278,12 @@ def _find(directory: Path, groups: Groups) -> Path | None:
     with shared_outcome(groups.control, f"finding a checkpoint in {directory}", keeps_bugs=True):
         if groups.world.rank == 0:
             folder = folders.find_latest(directory)
-    return gather(groups.control, folder)[0]
+    return all_gather_object(groups.control, folder)[0]
 
 
 def _all_names(model: nn.Module, groups: Groups) -> set[str]:
     """Return the logical names of the weights that checkpoints contain, of all ranks."""
-    return set().union(*gather(groups.control, set(trained_names(model))))
+    return set().union(*all_gather_object(groups.control, set(trained_names(model))))
 
 
 @contextmanager

@@ -15,13 +15,14 @@ import torch
 import torch.distributed
 
 from neox_config.atomic import atomic_write, flush_file, flush_folder, written_aside
-from neox_config.counted import counted
 from neox_config.facts.checkpoints import LATEST, MANIFEST, complete_checkpoints, iteration_of
+from neox_config.pluralize import pluralize
 from neox_model.checkpoint import directory as folders
 from neox_model.checkpoint.contents import Manifest, manifest_sha256
 from neox_model.checkpoint.errors import CheckpointError, quoted
-from neox_model.checkpoint.outcome import gather, shared_outcome
+from neox_model.checkpoint.outcome import shared_outcome
 from neox_model.checkpoint.storage import Storage
+from neox_model.parallel.control import all_gather_object
 from neox_model.parallel.groups import Group
 
 __all__ = ["Copy", "Inventory", "agree_on_checkpoint", "choose", "copy_missing"]
@@ -79,7 +80,7 @@ def agree_on_checkpoint(directory: Path, storage: Storage, control: Group) -> No
     with shared_outcome(control, f"finding a checkpoint in {directory} of each host"):
         if storage.leads:
             mine = _inventory(directory, storage.name)
-    found = {rank: each for rank, each in enumerate(gather(control, mine)) if each is not None}
+    found = {rank: each for rank, each in enumerate(all_gather_object(control, mine)) if each is not None}
     chosen = choose(directory, list(found.values()))
     if chosen is None:
         return
@@ -91,7 +92,7 @@ def agree_on_checkpoint(directory: Path, storage: Storage, control: Group) -> No
             manifest = (directory / found[holder].copies[chosen].folder / MANIFEST).read_text(
                 encoding="utf-8"
             )
-    manifest = gather(control, manifest)[holder]
+    manifest = all_gather_object(control, manifest)[holder]
     with shared_outcome(control, f"preparing {directory / name} on each host"):
         if storage.leads:
             _install(directory, chosen, manifest, found[storage.rank])
@@ -139,7 +140,7 @@ def copy_missing(
     with shared_outcome(control, f"reading {folder}"):
         if storage.leads:
             mine = _present(folder, files), mine[1]
-    items = gather(control, mine)
+    items = all_gather_object(control, mine)
     here = {rank: items[rank][0] for rank in storage.leaders}
     # By shard that is missing somewhere: the leader of the first host that has it, then those that lack it.
     found: dict[str, list[int]] = {}
@@ -159,7 +160,7 @@ def copy_missing(
             logger.info(
                 "sending %s to %s",
                 folder / file,
-                counted(len(others), "host that lacks it", "hosts that lack it"),
+                pluralize(len(others), "host that lacks it", "hosts that lack it"),
             )
         _copy(folder / file, files[file], holder, others, storage, control)
 

@@ -23,8 +23,8 @@ from neox_model.checkpoint.names import model_state_name
 from neox_model.checkpoint.shards import Part, ShardReader
 from neox_model.engine.contract import Engine
 from neox_model.parallel.groups import Groups
-from neox_model.parallel.held import Held
 from neox_model.parallel.logical import Logical, LogicalState, is_stage_copy, named_logical_parameters
+from neox_model.parallel.param_shard import ParamShard
 
 __all__ = [
     "Fragment",
@@ -52,7 +52,7 @@ class Fragment:
 
     name: str
     logical: Logical
-    held: Held
+    held: ParamShard
 
     @property
     def range(self) -> Range:
@@ -105,13 +105,13 @@ class Fragment:
 def model_fragments(model: nn.Module) -> list[Fragment]:
     """Return the weights of a model without an engine, one fragment each, without those of a base."""
     trained = (param for param in model.parameters() if param.requires_grad)
-    held = (Held(param, 0, param.numel(), param, 0, tuple(param.shape)) for param in trained)
+    held = (ParamShard(param, 0, param.numel(), param, 0, tuple(param.shape)) for param in trained)
     return _fragments(model, held)
 
 
 def engine_fragments(engine: Engine) -> list[Fragment]:
     """Return the master weights that this rank holds, in the order of the optimizer."""
-    return _fragments(engine.model, engine.update.held())
+    return _fragments(engine.model, engine.update.param_shards())
 
 
 def computing_fragments(engine: Engine) -> list[Fragment]:
@@ -119,7 +119,7 @@ def computing_fragments(engine: Engine) -> list[Fragment]:
     return _fragments(engine.model, engine.computing_weights())
 
 
-def _fragments(model: nn.Module, held: Iterator[Held]) -> list[Fragment]:
+def _fragments(model: nn.Module, held: Iterator[ParamShard]) -> list[Fragment]:
     names = {id(param): name for name, param in named_logical_parameters(model)}
     found = []
     for run in held:

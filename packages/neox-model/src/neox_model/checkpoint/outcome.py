@@ -2,33 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
-
-import torch.distributed
 
 from neox_config.errors import NeoXError
 from neox_model.checkpoint.errors import CheckpointError, FolderInUseError
+from neox_model.parallel.control import all_gather_object
 from neox_model.parallel.groups import Group
 
-__all__ = ["collect", "gather", "shared_outcome"]
-
-
-def gather(control: Group, item: Any) -> list[Any]:
-    """Return every rank's item, ordered by rank. Collective over the control group."""
-    if control.size == 1:
-        return [item]
-    items: list[Any] = [None] * control.size
-    torch.distributed.all_gather_object(items, item, group=control.process_group)
-    return items
-
-
-def collect(control: Group, item: Any) -> list[Any]:
-    """Return every rank's item on rank 0, an empty list on other ranks. Collective over the control group."""
-    if control.size == 1:
-        return [item]
-    items: list[Any] = [None] * control.size if control.rank == 0 else []
-    torch.distributed.gather_object(item, items or None, dst=0, group=control.process_group)
-    return items
+__all__ = ["shared_outcome"]
 
 
 @contextmanager
@@ -54,7 +34,7 @@ def shared_outcome(control: Group, action: str, *, keeps_bugs: bool = False) -> 
     except Exception as error:  # Sent to every rank and raised again below.
         failure = error
     code = getattr(failure, "code", "") if isinstance(failure, NeoXError) else ""
-    failures = gather(
+    failures = all_gather_object(
         control, None if failure is None else (_describe(failure), _kind_to_raise(failure), code)
     )
     if keeps_bugs and failure is not None and not isinstance(failure, NeoXError | OSError):

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from neox_config.counted import counted
 from neox_config.facts.checkpoints import MANIFEST, checkpoint_name
+from neox_config.pluralize import pluralize
 from neox_model.checkpoint import directory as folders
 from neox_model.checkpoint import rng_state
 from neox_model.checkpoint.contents import Layout, Manifest, TensorRecord
@@ -24,7 +24,7 @@ from neox_model.checkpoint.logical import (
     optimizer_parts,
 )
 from neox_model.checkpoint.names import rng_prefix
-from neox_model.checkpoint.outcome import collect, gather, shared_outcome
+from neox_model.checkpoint.outcome import shared_outcome
 from neox_model.checkpoint.parts import RunParts
 from neox_model.checkpoint.replica_states import replica_parts, shared_weight
 from neox_model.checkpoint.shards import (
@@ -36,6 +36,7 @@ from neox_model.checkpoint.shards import (
     write_shard,
 )
 from neox_model.checkpoint.storage import Storage
+from neox_model.parallel.control import all_gather_object, gather_object
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import trained_names
 from neox_model.versions import package_versions
@@ -208,7 +209,7 @@ class Saving:
 
     def collect(self, pieces: list[WrittenPiece], size: int) -> None:
         """Send the description of this rank's shard to the ranks that write a manifest. Collective."""
-        send = gather if self._storage.is_local else collect
+        send = all_gather_object if self._storage.is_local else gather_object
         self._shards = send(self._groups.control, replace(self._shard, size=size, pieces=pieces))
 
     def publications(self) -> list[Callable[[], None]]:
@@ -309,7 +310,7 @@ def _check_finite(parts: list[Part]) -> None:
     are_finite = torch.stack([pair.isfinite().all() for pair in extremes]).tolist()
     broken = [part.name for part, is_finite in zip(parts, are_finite, strict=True) if not is_finite]
     if broken:
-        more = f" and {counted(len(broken) - 1, 'more tensor')}" if len(broken) > 1 else ""
+        more = f" and {pluralize(len(broken) - 1, 'more tensor')}" if len(broken) > 1 else ""
         raise CheckpointError(
             f"found values that are not finite in {broken[0]}{more}; earlier checkpoints are kept",
             code="not-finite",

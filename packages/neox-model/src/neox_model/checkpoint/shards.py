@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from neox_config.atomic import flush_file
-from neox_config.counted import counted
+from neox_config.pluralize import pluralize
 from neox_model.checkpoint.blocks import Block, Overlap, Range, block_numel, find_overlaps, whole_block
 from neox_model.checkpoint.checksums import Checksums
 from neox_model.checkpoint.contents import Manifest, Piece, TensorRecord
@@ -282,7 +282,7 @@ class ShardReader:
                 missing -= sum(overlap.numel for overlap in overlaps)
                 yield piece, overlaps
         if missing:
-            elements = counted(missing, f"element of {quoted(name)} is", f"elements of {quoted(name)} are")
+            elements = pluralize(missing, f"element of {quoted(name)} is", f"elements of {quoted(name)} are")
             raise DamagedCheckpointError(f"{elements} missing in {self.folder}", code="missing-elements")
 
     def values(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:

@@ -17,7 +17,8 @@ from neox_config.schema.sections.checkpoint import CheckpointSection
 from neox_launcher.protocol.claims import SAVES_TO, folder_in_use, lock_of, name_holder
 from neox_launcher.worker.ranks import read_rank
 from neox_model.checkpoint.errors import CheckpointError, FolderInUseError
-from neox_model.checkpoint.outcome import gather, shared_outcome
+from neox_model.checkpoint.outcome import shared_outcome
+from neox_model.parallel.control import all_gather_object
 from neox_model.parallel.groups import Group, Groups
 
 __all__ = ["Storage", "find_storage", "folder_lock", "refuse_shared_folder", "save_lock"]
@@ -79,7 +80,7 @@ def find_storage(section: CheckpointSection, groups: Groups) -> Storage:
     if not section.checkpoint.use_node_local_storage:
         return Storage.shared(groups)
     me = read_rank()
-    places = gather(
+    places = all_gather_object(
         groups.control, (socket.gethostname(), groups.world.rank if me is None else me.local_rank)
     )
     names = tuple(name for name, _ in places)
@@ -120,7 +121,7 @@ def refuse_shared_folder(directory: Path, storage: Storage, control: Group) -> N
                     directory.mkdir(parents=True, exist_ok=True)
                     mark.touch()
                 marked.callback(mark.unlink, missing_ok=True)
-        written = gather(control, mark.name)
+        written = all_gather_object(control, mark.name)
         with shared_outcome(control, action):
             if storage.leads:
                 # Marks of earlier starts, too, that were killed here.

@@ -10,8 +10,9 @@ from torch import nn
 from neox_model.checkpoint.blocks import Range, block_numel
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.directory import find_latest
-from neox_model.checkpoint.outcome import gather, shared_outcome
+from neox_model.checkpoint.outcome import shared_outcome
 from neox_model.checkpoint.shards import ShardReader
+from neox_model.parallel.control import all_gather_object
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import Writable
 
@@ -55,7 +56,7 @@ def is_continued(load: Path | None, groups: Groups) -> bool:
     """
     with shared_outcome(groups.control, f"finding a checkpoint in {load}", keeps_bugs=True):
         found = load is not None and groups.world.rank == 0 and find_latest(load) is not None
-    return any(gather(groups.control, found))
+    return any(all_gather_object(groups.control, found))
 
 
 def wanted_weight(name: str, parameter: nn.Parameter) -> WantedWeight:

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from neox_config import finite_json
-from neox_config.counted import counted
+from neox_config.pluralize import pluralize
 from neox_model.commands import ModelCommands
 from neox_model.convert.classes import CLASSES
 from neox_model.convert.neox.folder import find_folder
@@ -305,7 +305,7 @@ def verify(one: Path, other: Path, vocab_file: Path | None, merge_file: Path | N
         check_side(folder)
     result = _with_torch("convert.verify:verify")(one, other, vocab_file=vocab_file, merge_file=merge_file)
     lines = [
-        f"{result['verdict']}: {counted(result['tensors'], 'tensor')}",
+        f"{result['verdict']}: {pluralize(result['tensors'], 'tensor')}",
         *result.get("differences", []),
         *result["rounded"],
     ]

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from neox_config import Text, load_config, resolve
-from neox_config.counted import counted
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
+from neox_config.pluralize import pluralize
 from neox_config.spec.write_model import settings_of
 from neox_model.checkpoint.stream import StreamedTensor
 from neox_model.convert.checkpoints import VOCABULARY, Checkpoint, tensor_shapes
@@ -203,9 +203,9 @@ class Reader:
         if extra:
             raise ConversionError(
                 f"{self._files.folder} contains {', '.join(extra[:5])} (of "
-                f"{counted(len(extra), 'tensor')}) that {self._family.class_name} with this config.json does "
-                "not have; use the config.json of these weights, or load the model with transformers and "
-                "save it again, which leaves them out"
+                f"{pluralize(len(extra), 'tensor')}) that {self._family.class_name} with this config.json "
+                "does not have; use the config.json of these weights, or load the model with transformers "
+                "and save it again, which leaves them out"
             )
         return stored
 

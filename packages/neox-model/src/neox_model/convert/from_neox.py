@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from neox_config import load_config, resolve
-from neox_config.counted import counted
+from neox_config.pluralize import pluralize
 from neox_config.spec.model import Norm
 from neox_config.spec.read_run import read_update
 from neox_config.spec.refusals import CURVE_CLASS
@@ -174,7 +174,7 @@ def _warn(files: NeoXFiles, iteration: int, norm: Norm, output: Path) -> None:
         worst = max(files.differences, key=lambda key: files.differences[key])
         logger.warning(
             "averaged the copies of %s, which differ by up to %.3g between ranks (%s)",
-            *(counted(len(files.differences), "tensor"), files.differences[worst], worst),
+            *(pluralize(len(files.differences), "tensor"), files.differences[worst], worst),
         )
     if norm.kind == "rmsnorm":
         logger.warning(

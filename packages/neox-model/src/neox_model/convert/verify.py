@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neox_config.counted import counted
+from neox_config.pluralize import pluralize
 from neox_data.amount_progress import tracked
 from neox_model.convert.checkpoints import Checkpoint
 from neox_model.convert.differences import differences
@@ -119,7 +119,7 @@ def _compare_tensors(
 ) -> Iterator[str]:
     """Yield how the tensors of two folders of a kind differ, and count those that are rounded."""
     names = sorted(one.shapes.keys() | other.shapes.keys())
-    logger.info("comparing %s", counted(len(names), "tensor"))
+    logger.info("comparing %s", pluralize(len(names), "tensor"))
     with tracked(names, len(names), "tensors compared") as each:
         for name in each:
             if name not in one.shapes or name not in other.shapes:
@@ -132,6 +132,6 @@ def _compare_tensors(
                 roundings.add(found)
                 if not found.is_same:
                     yield (
-                        f"{name}: {counted(found.apart, 'value differs', 'values differ')}, by at most "
+                        f"{name}: {pluralize(found.apart, 'value differs', 'values differ')}, by at most "
                         f"{found.largest:.3g}{found.why(('A', 'B'))}"
                     )

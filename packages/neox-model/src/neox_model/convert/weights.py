@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from neox_config.atomic import flush_file
-from neox_config.counted import counted, first_few
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
+from neox_config.pluralize import first_few, pluralize
 from neox_config.spec.model import ModelSpec, Vocabulary
 from neox_data.amount_progress import tracked
 from neox_model.checkpoint.dtypes import DTYPE_NAMES, DTYPES
@@ -252,7 +252,7 @@ def write_weights(
         groups[-1].append(tensor)
     names = [f"model-{number:05d}-of-{len(groups):05d}.safetensors" for number in range(1, len(groups) + 1)]
     names = names if len(groups) > 1 else [single or _SINGLE]
-    logger.info("writing %s", counted(len(tensors), "tensor"))
+    logger.info("writing %s", pluralize(len(tensors), "tensor"))
     with tracked(values, len(tensors), "tensors written") as stream:
         for name, group in zip(names, groups, strict=True):
             _write_file(folder / name, group, stream)

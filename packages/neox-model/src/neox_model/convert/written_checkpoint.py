@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from neox_config import Resolved
-from neox_config.counted import counted
 from neox_config.facts.checkpoints import LATEST, MANIFEST, checkpoint_name
+from neox_config.pluralize import pluralize
 from neox_config.spec.resume import recorded_values
 from neox_data.amount_progress import tracked
 from neox_model.checkpoint.contents import Layout, Manifest
@@ -58,7 +58,7 @@ def write_checkpoint(
     """
     folder = output / checkpoint_name(iteration)
     folder.mkdir()
-    logger.info("writing %s", counted(len(tensors), "tensor"))
+    logger.info("writing %s", pluralize(len(tensors), "tensor"))
     with tracked(map(values, (tensor.name for tensor in tensors)), len(tensors), "tensors written") as each:
         records, sizes = write_streamed_shards(folder, tensors, lambda name: next(each))
         assert next(each, None) is None, "more tensors than announced"

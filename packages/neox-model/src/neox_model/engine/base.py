@@ -7,8 +7,8 @@ from typing import Any
 from torch import nn
 
 from neox_model.engine.contract import Measure
-from neox_model.engine.own_update import OwnUpdate
-from neox_model.parallel.held import Held
+from neox_model.engine.updater import Updater
+from neox_model.parallel.param_shard import ParamShard
 from neox_model.parallel.partitioned import is_sharded
 
 __all__ = ["BaseEngine", "CountingEngine"]
@@ -46,11 +46,11 @@ class BaseEngine:
         self._measure = measure_both
         self.update.measure_reduction(measure)
 
-    def computing_weights(self) -> Iterator[Held]:
+    def computing_weights(self) -> Iterator[ParamShard]:
         """Yield the model's weights that this rank holds whole between two updates."""
         for param in self.model.parameters():
             if not self._is_partitioned(param):
-                yield Held(param, 0, param.numel(), param, 0, tuple(param.shape))
+                yield ParamShard(param, 0, param.numel(), param, 0, tuple(param.shape))
 
     def counters(self) -> dict[str, int]:
         """Return the numbers of updates, the skipped ones included, and samples, by DeepSpeed's names."""
@@ -85,9 +85,9 @@ class CountingEngine(BaseEngine):
         samples: samples per update, over all data-parallel ranks.
     """
 
-    update: OwnUpdate
+    update: Updater
 
-    def __init__(self, model: nn.Module, update: OwnUpdate, samples: int) -> None:
+    def __init__(self, model: nn.Module, update: Updater, samples: int) -> None:
         super().__init__(model, update)
         self._samples = samples
         self._counts = {"global_steps": 0, "global_samples": 0}

@@ -13,8 +13,8 @@ from neox_config.spec.update import UpdateSpec
 from neox_model.assembly.as_stages import StagedModel
 from neox_model.assembly.choices import DTYPES, computing_device
 from neox_model.assembly.zero_sharding import partition_model
-from neox_model.engine.build_own_update import build_loss_scale
-from neox_model.engine.own_update import OwnUpdate
+from neox_model.engine.build_updater import build_loss_scale
+from neox_model.engine.updater import Updater
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.optim.mixed_precision import MixedPrecisionOptimizer
 from neox_model.parallel.groups import Groups
@@ -32,7 +32,7 @@ def build_sharded_model(
     schedule: LearningRateSchedule,
     *,
     groups: Groups,
-) -> tuple[ShardedModel, OwnUpdate]:
+) -> tuple[ShardedModel, Updater]:
     """Build the partition of a model and the update of this rank's part of the weights. Collective.
 
     Args:
@@ -59,7 +59,7 @@ def build_sharded_stage(
     schedule: LearningRateSchedule,
     *,
     groups: Groups,
-) -> tuple[ShardedStage, OwnUpdate]:
+) -> tuple[ShardedStage, Updater]:
     """Build the partition of a stage and the update of this rank's part (see `build_sharded_model`)."""
     paths = {id(parameter): path for path, parameter in model.named_parameters()}
     sharded = ShardedStage(model, list(model.own_chunks()), **_settings(run, groups))
@@ -91,7 +91,7 @@ def _build_update(
     *,
     paths: dict[int, str],
     ties: Sequence[tuple[nn.Parameter, ProcessGroup]] = (),
-) -> OwnUpdate:
+) -> Updater:
     """Build the update, whose gradients arrive averaged.
 
     Args:
@@ -121,4 +121,4 @@ def _build_update(
         ties=[(sharded.holder_of(parameter), group) for parameter, group in ties],
         is_sharded=True,
     )
-    return OwnUpdate(mixed, sharded.model, groups, sharded=sharded)
+    return Updater(mixed, sharded.model, groups, sharded=sharded)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from neox_model.parallel.held import Held
+from neox_model.parallel.param_shard import ParamShard
 
 __all__ = [
     "BeforeUpdate",
@@ -118,7 +118,7 @@ class Update(Protocol):
         It reads nothing back from the device, unless the configuration requests copies in host memory.
         """
 
-    def held(self) -> Iterator[Held]:
+    def param_shards(self) -> Iterator[ParamShard]:
         """Yield the master weights that this rank holds, in the order of the optimizer, `in_memory`."""
 
     def in_memory(self, *, changes: bool = False) -> AbstractContextManager[None]:
@@ -191,7 +191,7 @@ class Engine(ForwardEngine, Protocol):
     def forget_shapes(self) -> None:
         """Accept another sequence length in the next batch."""
 
-    def computing_weights(self) -> Iterator[Held]:
+    def computing_weights(self) -> Iterator[ParamShard]:
         """Yield the weights that the model computes with, each its own holder; none that ZeRO partitions."""
 
     def state_dict(self) -> dict[str, Any]:

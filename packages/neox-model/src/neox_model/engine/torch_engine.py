@@ -12,10 +12,10 @@ from neox_config.spec.run import RunSpec
 from neox_config.spec.update import UpdateSpec
 from neox_model.assembly.choices import computing_device
 from neox_model.engine.base import CountingEngine
-from neox_model.engine.build_own_update import build_own_update, share_masters
+from neox_model.engine.build_updater import build_updater, share_masters
 from neox_model.engine.contract import Engine, IsStopping, MicroBatch, never
 from neox_model.engine.mean_loss import mean_loss, mean_over
-from neox_model.engine.own_update import OwnUpdate
+from neox_model.engine.updater import Updater
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import Group, Groups
 
@@ -40,7 +40,7 @@ class TorchEngine(CountingEngine):
     def __init__(
         self,
         model: nn.Module,
-        update: OwnUpdate,
+        update: Updater,
         data: Group,
         *,
         accumulation: int,
@@ -113,7 +113,7 @@ def build(
     else:
         # Weights may have been initialized on the host.
         model.to(computing_device())
-        applied = build_own_update(run, update, model, optimizer, schedule, groups=groups)
+        applied = build_updater(run, update, model, optimizer, schedule, groups=groups)
         share_masters(applied.mixed, groups)
     return TorchEngine(
         model,

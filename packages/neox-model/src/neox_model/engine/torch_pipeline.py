@@ -1,6 +1,6 @@
 """Implement the contract of an engine with the schedules of torch.distributed.pipelining.
 
-The update is ours (`own_update.py`), as it is without a pipeline. What the stages pass to each other has
+The update is ours (`updater.py`), as it is without a pipeline. What the stages pass to each other has
 shapes that all of them know, so that no forward pass is needed to find them; they are exchanged once, and
 again after `forget_shapes`.
 """
@@ -28,11 +28,11 @@ from neox_config.spec.update import UpdateSpec
 from neox_model.assembly.as_stages import Chunk, StagedModel, build_stages
 from neox_model.assembly.choices import DTYPES, computing_device
 from neox_model.engine.base import CountingEngine
-from neox_model.engine.build_own_update import build_own_update, share_masters
 from neox_model.engine.build_sharded import build_sharded_stage
+from neox_model.engine.build_updater import build_updater, share_masters
 from neox_model.engine.contract import Engine, ForwardEngine, IsStopping, MicroBatch, never
 from neox_model.engine.mean_loss import loss_and_weight, mean_over, mean_over_tokens
-from neox_model.engine.own_update import OwnUpdate
+from neox_model.engine.updater import Updater
 from neox_model.errors import ModelError
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import Groups
@@ -224,7 +224,7 @@ class TorchPipelineEngine(CountingEngine, TorchPipelineForward):
     def __init__(
         self,
         model: StagedModel,
-        update: OwnUpdate,
+        update: Updater,
         groups: Groups,
         *,
         schedule: ScheduleName,
@@ -350,7 +350,7 @@ def build(
         # Weights may have been initialized on the host.
         model.to(computing_device())
         ties = model.take_over_ties()
-        applied = build_own_update(run, update, model, optimizer, schedule, groups=groups, ties=ties)
+        applied = build_updater(run, update, model, optimizer, schedule, groups=groups, ties=ties)
         share_masters(applied.mixed, groups)
     return TorchPipelineEngine(
         model,

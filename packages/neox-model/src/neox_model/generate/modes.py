@@ -12,11 +12,10 @@ from pathlib import Path
 
 import click
 
-from neox_config.counted import counted
 from neox_config.errors import NeoXError
+from neox_config.pluralize import pluralize
 from neox_data.tokenizers import Tokenizer
 from neox_launcher.worker.reporting import interruptible
-from neox_model.checkpoint.outcome import collect, gather
 from neox_model.generate.batch import Request
 from neox_model.generate.conversation import Conversation
 from neox_model.generate.engine import Engine, Reply, not_finite
@@ -25,6 +24,7 @@ from neox_model.generate.progress import Progress
 from neox_model.generate.prompts import read_prompt, read_prompts
 from neox_model.generate.results import writing_results
 from neox_model.generate.sampling import GREEDY, Sampling
+from neox_model.parallel.control import all_gather_object, gather_object
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.random import mixed_seed
 from neox_model.worker import show
@@ -192,7 +192,7 @@ def _typed_prompts(groups: Groups, interrupts: Interrupts, conversation: Convers
     """Yield the lines that rank 0 reads from standard input, on every rank; carry out commands."""
     while True:
         line = _ask(interrupts) if groups.world.rank == 0 else None
-        line = gather(groups.control, line)[0]
+        line = all_gather_object(groups.control, line)[0]
         if line is None:
             return
         if (answer := conversation.command(line)) is not None:
@@ -246,7 +246,7 @@ def _generate_all(
             if number < len(contexts):
                 sample = _sample(contexts[number], contexts[number], next(found))
             is_first_of_copy = job.groups.model.rank == job.groups.pipe.rank == 0
-            made = collect(job.groups.control, sample if is_first_of_copy else None)
+            made = gather_object(job.groups.control, sample if is_first_of_copy else None)
             for one in (one for one in made if one is not None):
                 write(asdict(one))
                 progress.add(one.length, one.message if one.finish_reason == "prompt-too-long" else None)
@@ -254,7 +254,7 @@ def _generate_all(
                 show(f"--- {details} ---\n{one.context}{one.text or ''}\n")
         if writes and progress.results != len(contexts):
             raise NeoXError(
-                f"{counted(len(contexts), 'prompt')} gave {counted(progress.results, 'result')}; report "
+                f"{pluralize(len(contexts), 'prompt')} gave {pluralize(progress.results, 'result')}; report "
                 "this error, and run again"
             )
     if writes:
@@ -298,5 +298,5 @@ def check_numbers(reply: Reply, number: int) -> None:
 
 def _details(sample: Sample, title: str) -> str:
     ended = "document ended" if sample.finished else ""
-    tokens, seconds = counted(sample.length, "token"), f"{sample.duration_seconds:.1f} s"
+    tokens, seconds = pluralize(sample.length, "token"), f"{sample.duration_seconds:.1f} s"
     return ", ".join(filter(None, (title, tokens, seconds, ended, sample.message)))

@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from neox_config.counted import counted
+from neox_config.pluralize import pluralize
 
 __all__ = ["Progress"]
 
@@ -55,7 +55,7 @@ class Progress:
                 "%s of %s results; this replica has decoded %s, %.1f tokens/s",
                 f"{self.results:,}",
                 f"{self._prompts:,}",
-                counted(self._decoded, "token"),
+                pluralize(self._decoded, "token"),
                 self._decoded / (now - self._started),
             )
 
@@ -65,10 +65,10 @@ class Progress:
         refused = f"; {self._refused:,} too long" if self._refused else ""
         logger.info(
             "%s in, %s out%s; %s in %.1f s (%.1f tokens/s)",
-            counted(self._prompts, "prompt"),
-            counted(self.results, "result"),
+            pluralize(self._prompts, "prompt"),
+            pluralize(self.results, "result"),
             refused,
-            counted(self._tokens, "token"),
+            pluralize(self._tokens, "token"),
             seconds,
             self._tokens / seconds if seconds else 0.0,
         )

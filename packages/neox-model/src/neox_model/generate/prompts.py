@@ -11,8 +11,8 @@ from pathlib import Path
 
 import click
 
-from neox_config.counted import counted
 from neox_config.errors import ConfigError, NeoXError
+from neox_config.pluralize import pluralize
 
 __all__ = ["read_prompt", "read_prompts"]
 
@@ -49,8 +49,8 @@ def read_prompts(path: Path) -> list[tuple[int, str]]:
     if not prompts:
         raise ConfigError(f"sample_input_file {path} contains no prompts; write one prompt per line")
     empty = len(lines) - len(prompts)
-    left_out = counted(empty, "empty line is", "empty lines are")
-    logger.info("%s: %s; %s left out", path, counted(len(prompts), "prompt"), left_out)
+    left_out = pluralize(empty, "empty line is", "empty lines are")
+    logger.info("%s: %s; %s left out", path, pluralize(len(prompts), "prompt"), left_out)
     return prompts
 
 

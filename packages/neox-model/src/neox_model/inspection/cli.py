@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from neox_config import finite_json
-from neox_config.counted import counted
 from neox_config.facts.checkpoints import LATEST
+from neox_config.pluralize import pluralize
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.directory import find_latest, offer_earlier
 from neox_model.checkpoint.errors import CheckpointError
@@ -167,7 +167,7 @@ def _with_torch(name: str) -> Any:
 
 
 def _show(result: Any) -> None:
-    size = f"{counted(result.tensors, 'tensor')}, {result.num_bytes:,} bytes"
+    size = f"{pluralize(result.tensors, 'tensor')}, {result.num_bytes:,} bytes"
     click.echo(f"{result.folder}: " + (f"sound ({size})" if result.is_sound else "NOT SOUND"))
     for text in (*result.problems, *(f"note: {text}" for text in result.notes)):
         click.echo(f"  {text}")

@@ -7,8 +7,8 @@ from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
-from neox_config.counted import counted
 from neox_config.facts.checkpoints import MANIFEST
+from neox_config.pluralize import pluralize
 from neox_config.problems import in_words
 from neox_config.spec.resume import IN_EFFECT, SAMPLES_PER_ITERATION, Changes
 from neox_model.checkpoint.comparison import DOCUMENTS, SAMPLES_DIGEST, changes_since
@@ -262,7 +262,7 @@ def _of_tensors(tensors: list[TensorComparison], skipped: str | None) -> str:
         return f"not compared: {skipped}"
     differing = [tensor for tensor in tensors if not tensor.is_equal]
     if not differing:
-        return f"equal ({counted(len(tensors), 'tensor')})" if tensors else "none"
+        return f"equal ({pluralize(len(tensors), 'tensor')})" if tensors else "none"
     compared = [tensor for tensor in differing if not tensor.reason]
     text = f"{len(differing):,} of {len(tensors):,} tensors differ"
     if compared:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from neox_config.counted import first_few
 from neox_config.facts.checkpoints import MANIFEST, iteration_of
+from neox_config.pluralize import first_few
 from neox_model.checkpoint import rng_state
 from neox_model.checkpoint.comparison import stored_curve, training_state
 from neox_model.checkpoint.contents import Manifest, TensorRecord

@@ -6,8 +6,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from neox_config.counted import counted
 from neox_config.facts.checkpoints import MANIFEST, TOKEN_EMBEDDING
+from neox_config.pluralize import pluralize
 from neox_config.problems import in_words
 from neox_config.spec.resume import IN_EFFECT, SAMPLES_PER_ITERATION
 from neox_model.checkpoint.contents import Manifest
@@ -105,7 +105,7 @@ def describe(found: Mapping[str, Any]) -> Iterator[str]:
     rows = {
         "iteration": f"{found['iteration']:,}{latest}",
         "model": ", ".join(f"{label} {_value(value)}" for label, value in found["model"].items()),
-        "parameters": f"{found['parameters']:,} in {counted(found['weights'], 'weight')}, "
+        "parameters": f"{found['parameters']:,} in {pluralize(found['weights'], 'weight')}, "
         "stored as " + ", ".join(f"{dtype} ({count:,})" for dtype, count in found["dtypes"].items()),
         "layout": _layout(found["layout"]),
         "precision": _value(found["precision"]),
@@ -113,10 +113,10 @@ def describe(found: Mapping[str, Any]) -> Iterator[str]:
         "schedule": f"{shown}; {_value(found['schedule'].get('applied_updates'))} updates applied",
         "data": _pairs({name: found["data"][name] for name in _POSITION if name in found["data"]}),
         "engine": _pairs(found["engine"]),
-        "random states": f"of {counted(found['random_states'], 'rank')}"
+        "random states": f"of {pluralize(found['random_states'], 'rank')}"
         if found["random_states"]
         else "not saved",
-        "files": f"{counted(len(found['files']), 'shard')} and the manifest, " + _size(found["bytes"]),
+        "files": f"{pluralize(len(found['files']), 'shard')} and the manifest, " + _size(found["bytes"]),
         "packages": " ".join(
             f"{quoted(name)} {quoted(text)}," for name, text in found["packages"].items()
         ).rstrip(",")
@@ -159,7 +159,7 @@ def _layout(layout: Mapping[str, Any]) -> str:
     ranks = layout["data"] * layout["model"] * layout["pipe"]
     stage = "" if layout["zero_stage"] is None else f"; ZeRO stage {_value(layout['zero_stage'])}"
     return (
-        f"written by {counted(ranks, 'rank')}: data-parallel {layout['data']:,} "
+        f"written by {pluralize(ranks, 'rank')}: data-parallel {layout['data']:,} "
         f"x model-parallel {layout['model']:,} x pipe-parallel {layout['pipe']:,}{stage}; "
         "any other layout loads it as well"
     )

@@ -20,7 +20,7 @@ from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from neox_model.parallel.logical import InitMethod
 from neox_model.parallel.low_rank import LowRank
-from neox_model.parallel.sequence import Entry, enter
+from neox_model.parallel.sequence import TPInput, gather_input
 
 __all__ = ["MLP", "GatedMLP"]
 
@@ -81,10 +81,10 @@ class MLP(nn.Module):
             adapter=adapters.get("down"),
         )
 
-    def forward(self, hidden_SBD: Tensor, entry: Entry | None = None) -> tuple[Tensor, Tensor | None]:
-        """Return the output, and the bias if `skip_bias`, else None; `entry` as in ParallelAttention."""
-        reduces = entry is None or entry.reduces
-        wide_SBF, bias = self.up(hidden_SBD, entry)
+    def forward(self, hidden_SBD: Tensor, tp_input: TPInput | None = None) -> tuple[Tensor, Tensor | None]:
+        """Return the output, and the bias if `skip_bias`, else None; `tp_input` as in ParallelAttention."""
+        reduces = tp_input is None or tp_input.reduces
+        wide_SBF, bias = self.up(hidden_SBD, tp_input)
         if self.bias_activation is not None:
             return self.down(self.bias_activation(wide_SBF, bias), reduces=reduces)
         return self.down(self.activation(wide_SBF), reduces=reduces)
@@ -171,7 +171,7 @@ class GatedMLP(nn.Module):
             gradients of the four; None: autograd computes them.
         recomputes_product: keep up and gate for the backward pass, and compute their product again, except
             in compiled layers, where the compiler decides.
-        adds_gradients: as for Entry.
+        adds_gradients: as for TPInput.
         init: fills `up` and `gate`.
         output_init: fills `down`.
         bias: use biases in the projections.
@@ -223,23 +223,23 @@ class GatedMLP(nn.Module):
             adapter=adapters.get("down"),
         )
 
-    def forward(self, hidden_SBD: Tensor, entry: Entry | None = None) -> tuple[Tensor, Tensor | None]:
-        """Return the output, and the bias if `skip_bias`, else None; `entry` as in ParallelAttention."""
-        if entry is None:
-            entry = enter(hidden_SBD, self.up.group)
-            hidden_SBD = entry.whole
+    def forward(self, hidden_SBD: Tensor, tp_input: TPInput | None = None) -> tuple[Tensor, Tensor | None]:
+        """Return the output, and the bias if `skip_bias`, else None; `tp_input` as in ParallelAttention."""
+        if tp_input is None:
+            tp_input = gather_input(hidden_SBD, self.up.group)
+            hidden_SBD = tp_input.whole
         # Not what a hook of this module has put in its place.
-        is_entered = hidden_SBD is entry.whole
-        entry.adds_gradients = self.adds_gradients
-        up_SBF, up_bias = self.up(hidden_SBD, entry)
-        gate_SBF, gate_bias = self.gate(entry.whole if is_entered else hidden_SBD, entry)
+        is_entered = hidden_SBD is tp_input.whole
+        tp_input.adds_gradients = self.adds_gradients
+        up_SBF, up_bias = self.up(hidden_SBD, tp_input)
+        gate_SBF, gate_bias = self.gate(tp_input.whole if is_entered else hidden_SBD, tp_input)
         # Only the gradient of a trained matrix needs the product again.
         is_needed = torch.is_grad_enabled() and self.down.weight.requires_grad
         if self.recomputes_product and is_needed and not torch.compiler.is_compiling():
             gating = _Gating(self._product, self.gated_again)
             linear = partial(_linear_of_product, gating, gate_SBF, up_bias, gate_bias)
-            return self.down(up_SBF, reduces=entry.reduces, product=linear)
-        return self.down(self._product(up_SBF, gate_SBF, up_bias, gate_bias), reduces=entry.reduces)
+            return self.down(up_SBF, reduces=tp_input.reduces, product=linear)
+        return self.down(self._product(up_SBF, gate_SBF, up_bias, gate_bias), reduces=tp_input.reduces)
 
     def _product(
         self, up_SBF: Tensor, gate_SBF: Tensor, up_bias: Tensor | None, gate_bias: Tensor | None

@@ -25,8 +25,8 @@ class Norm(nn.Module, ABC):
 
     Args:
         operator: implementation, a function of (inputs, the parameters and numbers of `_arguments`).
-        of_sum: implementation of (inputs, residual, the same) that returns the sum of inputs and residual,
-            and the normalized sum; None: the norm is not called with a residual.
+        fused_add_norm: implementation of (inputs, residual, the same) that returns the sum of inputs and
+            residual, and the normalized sum; None: the norm is not called with a residual.
         with_input: `operator` in a form that returns the inputs too, and adds the gradient that arrives there
             in its backward pass; None: autograd adds it.
     """
@@ -34,12 +34,12 @@ class Norm(nn.Module, ABC):
     def __init__(
         self,
         operator: Callable[..., Tensor],
-        of_sum: Callable[..., tuple[Tensor, Tensor]] | None = None,
+        fused_add_norm: Callable[..., tuple[Tensor, Tensor]] | None = None,
         with_input: Callable[..., tuple[Tensor, Tensor]] | None = None,
     ) -> None:
         super().__init__()
         self.operator = operator
-        self.of_sum = of_sum
+        self.fused_add_norm = fused_add_norm
         self.with_input = with_input
 
     @abstractmethod
@@ -57,8 +57,8 @@ class Norm(nn.Module, ABC):
             returns_input: return the inputs, for a residual connection, and those normalized.
         """
         if residual is not None:
-            assert self.of_sum is not None
-            return self.of_sum(inputs, residual, *self._arguments())
+            assert self.fused_add_norm is not None
+            return self.fused_add_norm(inputs, residual, *self._arguments())
         if returns_input and self.with_input is not None and not torch.compiler.is_compiling():
             return self.with_input(inputs, *self._arguments())
         normed = self.operator(inputs, *self._arguments())

@@ -10,7 +10,7 @@ from neox_model.parallel.collectives import copy_to_group
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.low_rank import adapter_parameters
 from neox_model.parallel.partial_gradients import has_partial_gradient, mark_partial
-from neox_model.parallel.sequence import Entry, enter_together, from_row_parallel
+from neox_model.parallel.sequence import TPInput, from_row_parallel, gather_inputs
 
 __all__ = ["TransformerLayer"]
 
@@ -25,9 +25,9 @@ class TransformerLayer(ResidualLayer):
 
     Args:
         attention: factory of the attention, which is called with (hidden_SBD, document_ids_BS or None,
-            position_ids_SB or None, entry or None).
-        mlp: factory of the MLP, which is called with (hidden_SBD, entry or None); both return (output, bias
-            to add or None).
+            position_ids_SB or None, tp_input or None).
+        mlp: factory of the MLP, which is called with (hidden_SBD, tp_input or None); both return (output,
+            bias to add or None).
         norm: factory of a norm.
         parallel_residual: compute x + attention(norm1(x)) + mlp(norm2(x)), as in GPT-J.
         adds_in_norm: norm2 adds the attention's output to the residual, in one operator. There must be no
@@ -93,15 +93,15 @@ class TransformerLayer(ResidualLayer):
         sum_SBD = from_row_parallel(attended[0] + fed[0], self.group)
         return self._add(hidden_SBD, (sum_SBD, _sum_of_given(attended[1], fed[1])))
 
-    def _normed(self, hidden_SBD: Tensor, *, reduces: bool) -> tuple[Tensor, list[Entry]]:
+    def _normed(self, hidden_SBD: Tensor, *, reduces: bool) -> tuple[Tensor, list[TPInput]]:
         """Return the hidden states, and what both norms compute of them, inside the split."""
         if self.group.splits_sequence:
             hidden_SBD, first = self.norm1(hidden_SBD, returns_input=True)
             hidden_SBD, second = self.norm2(hidden_SBD, returns_input=True)
-            return hidden_SBD, enter_together((first, second), self.group, reduces=reduces)
+            return hidden_SBD, gather_inputs((first, second), self.group, reduces=reduces)
         entered_SBD, first = self.norm1(copy_to_group(hidden_SBD, self.group), returns_input=True)
         normed = (first, self.norm2(entered_SBD))
-        return hidden_SBD, [Entry(whole, whole, reduces=reduces) for whole in normed]
+        return hidden_SBD, [TPInput(whole, whole, reduces=reduces) for whole in normed]
 
 
 def _sum_of_given(first: Tensor | None, second: Tensor | None) -> Tensor | None:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.distributed import all_to_all_single
 
 from neox_model.parallel.groups import Group
-from neox_model.parallel.held import first_row
+from neox_model.parallel.param_shard import first_row
 
 __all__ = ["RowExchange"]
 

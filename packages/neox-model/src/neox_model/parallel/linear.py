@@ -14,7 +14,7 @@ from torch.nn import functional
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.logical import InitMethod, logical_parameter
 from neox_model.parallel.low_rank import Adapter, LowRank
-from neox_model.parallel.sequence import Entry, enter, from_row_parallel
+from neox_model.parallel.sequence import TPInput, from_row_parallel, gather_input
 
 __all__ = ["ColumnParallelLinear", "RowParallelLinear", "one_init", "zero_init"]
 
@@ -99,20 +99,20 @@ class ColumnParallelLinear(_SplitLinear):
             adapter=adapter,
         )
 
-    def forward(self, inputs: Tensor, entry: Entry | None = None) -> tuple[Tensor, Tensor | None]:
+    def forward(self, inputs: Tensor, tp_input: TPInput | None = None) -> tuple[Tensor, Tensor | None]:
         """Return this rank's outputs, and the bias if `skip_bias`, else None.
 
         Args:
-            inputs: the input, or `entry.whole`.
-            entry: the input, which has entered the split for several matrices.
+            inputs: the input, or `tp_input.whole`.
+            tp_input: the input, which has entered the split for several matrices.
         """
-        if entry is None:
-            entry = enter(inputs, self.group)
-            inputs = entry.whole
+        if tp_input is None:
+            tp_input = gather_input(inputs, self.group)
+            inputs = tp_input.whole
         inputs, weight, bias = self.operands(inputs)
-        outputs = entry.product(inputs, weight, None if self.skip_bias else bias)
+        outputs = tp_input.product(inputs, weight, None if self.skip_bias else bias)
         if self.adapter is not None:
-            outputs = outputs + self.adapter(entry.rows)
+            outputs = outputs + self.adapter(tp_input.rows)
         return outputs, bias if self.skip_bias else None
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neox_model.parallel.held import first_row
+from neox_model.parallel.param_shard import first_row
 
 __all__ = ["class_name", "gathered", "is_sharded", "own_rows_of", "whole_tensor"]
 

@@ -34,10 +34,10 @@ from neox_model.parallel.random import in_split_stream, split_stream
 __all__ = [
     "COMPILE_DISABLED",
     "BiasDropoutAdd",
-    "Entry",
-    "enter",
-    "enter_together",
+    "TPInput",
     "from_row_parallel",
+    "gather_input",
+    "gather_inputs",
     "own_rows",
     "sequence_stream",
     "to_column_parallel",
@@ -53,7 +53,7 @@ def to_column_parallel(hidden: Tensor, group: Group) -> Tensor:
     return gather_to_group(hidden, group) if group.splits_sequence else copy_to_group(hidden, group)
 
 
-class Entry:
+class TPInput:
     """The input of column-parallel matrices, which enters the split once for all of them.
 
     Args:
@@ -89,7 +89,7 @@ class Entry:
     def product(self, whole: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return the product of `whole` with a matrix, as torch's `linear`.
 
-        `whole` is that of this entry, or what a hook of the module that received it returned in its place.
+        `whole` is that of this tp_input, or what a hook of the module that received it returned in its place.
         """
         if self._again is not None:
             return self._gathering_product(self._again, whole, weight, bias)
@@ -216,20 +216,20 @@ _product = CompileDisabled(_Product.apply)
 COMPILE_DISABLED = (_product,)
 
 
-def enter(hidden: Tensor, group: Group) -> Entry:
+def gather_input(hidden: Tensor, group: Group) -> TPInput:
     """Enter the split with the input of one or several column-parallel matrices."""
     whole = to_column_parallel(hidden, group)
-    return Entry(whole, hidden, again=_gathered_again(hidden, group))
+    return TPInput(whole, hidden, again=_gathered_again(hidden, group))
 
 
-def enter_together(inputs: Sequence[Tensor], group: Group, *, reduces: bool) -> list[Entry]:
+def gather_inputs(inputs: Sequence[Tensor], group: Group, *, reduces: bool) -> list[TPInput]:
     """Enter the split with several inputs of one shape, this rank's parts of the sequence, in one message."""
     width = inputs[0].shape[-1]
     rows = torch.cat(list(inputs), dim=-1)
     whole, again = gather_to_group(rows, group), _gathered_again(rows, group)
     parts = [slice(place * width, (place + 1) * width) for place in range(len(inputs))]
     return [
-        Entry(whole[..., part], given, reduces=reduces, again=again, part=part)
+        TPInput(whole[..., part], given, reduces=reduces, again=again, part=part)
         for given, part in zip(inputs, parts, strict=True)
     ]
 

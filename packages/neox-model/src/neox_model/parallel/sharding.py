@@ -22,8 +22,8 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from neox_model.parallel.groups import Group
-from neox_model.parallel.held import Held, first_row
 from neox_model.parallel.logical import copy_description
+from neox_model.parallel.param_shard import ParamShard, first_row
 from neox_model.parallel.partitioned import is_sharded
 from neox_model.torch_compat import reduce_scatter_single
 
@@ -209,7 +209,7 @@ class ShardedModel:
         self._add_empty_pass()
         self._initialize()
         self._holders: dict[int, nn.Parameter] = {}
-        self._held: dict[int, Held] = {}
+        self._held: dict[int, ParamShard] = {}
         for parameter in model.parameters():
             if is_sharded(parameter):
                 holder, held = _held(parameter, group)
@@ -241,7 +241,7 @@ class ShardedModel:
         """Return the tensor with this rank's rows of a parameter, in float32."""
         return self._holders[id(parameter)]
 
-    def held_by(self, holders: Sequence[nn.Parameter]) -> Iterator[Held]:
+    def param_shards_of(self, holders: Sequence[nn.Parameter]) -> Iterator[ParamShard]:
         """Yield what each of these holders has."""
         return (self._held[id(holder)] for holder in holders)
 
@@ -284,7 +284,7 @@ def _without_shared(model: nn.Module, blocks: Sequence[nn.Module]) -> Iterator[n
             yield block
 
 
-def _held(parameter: nn.Parameter, group: Group) -> tuple[nn.Parameter, Held]:
+def _held(parameter: nn.Parameter, group: Group) -> tuple[nn.Parameter, ParamShard]:
     """Return this rank's rows of a sharded parameter as a plain one, and where they belong."""
     with torch.no_grad():
         local = parameter.to_local()  # type: ignore[attr-defined]
@@ -293,4 +293,4 @@ def _held(parameter: nn.Parameter, group: Group) -> tuple[nn.Parameter, Held]:
     holder = nn.Parameter(local.detach(), requires_grad=parameter.requires_grad)
     copy_description(parameter, holder, rows=(first, first + len(local)))
     row_size = parameter.numel() // max(1, rows)
-    return holder, Held(parameter, first * row_size, local.numel(), holder, 0, tuple(parameter.shape))
+    return holder, ParamShard(parameter, first * row_size, local.numel(), holder, 0, tuple(parameter.shape))

@@ -7,7 +7,7 @@ from importlib import resources
 from operator import getitem
 from typing import Any
 
-from neox_config.counted import counted
+from neox_config.pluralize import pluralize
 from neox_model.report.charts import all_figures
 from neox_model.report.compare import changes, differences, flattened
 from neox_model.report.markup import Html, clock, duration, element, number, plain, size, table
@@ -89,10 +89,10 @@ def _head(run: Run, *, named: bool) -> Html:
     word, kind = status(run)
     planned = run.about.get("last_iteration")
     done = f"{run.last_iteration:,} of " if planned else ""
-    iterations = counted(planned or run.last_iteration, "iteration")
+    iterations = pluralize(planned or run.last_iteration, "iteration")
     name = [element("b", run.name), " "] if named else []
     ended = clock(run.attempts[-1].ended)
-    attempts = counted(len(run.attempts), "attempt")
+    attempts = pluralize(len(run.attempts), "attempt")
     summary = f" {done}{iterations} in {attempts}; last record {ended} UTC; log folder "
     badge, folder = element("span", word, class_=f"badge {kind}"), element("code", str(run.source))
     told = element("ol", *(element("li", sentence) for sentence in story(run)))
@@ -122,11 +122,11 @@ def _tiles(run: Run) -> Iterator[Html]:
             texts[label] = f"{100 * share:.1f} %"
     texts["most memory, rank 0"] = size(_largest(run, *_MEMORY))
     numbers = (
-        counted(run.restarts, "restart"),
-        counted(len(happened(run, "evaluation")), "evaluation"),
-        counted(_skipped(run), "update skipped", "updates skipped"),
-        counted(len(loss_spikes(run)), "loss spike"),
-        counted(len(run.checkpoints), "checkpoint kept", "checkpoints kept"),
+        pluralize(run.restarts, "restart"),
+        pluralize(len(happened(run, "evaluation")), "evaluation"),
+        pluralize(_skipped(run), "update skipped", "updates skipped"),
+        pluralize(len(loss_spikes(run)), "loss spike"),
+        pluralize(len(run.checkpoints), "checkpoint kept", "checkpoints kept"),
     )
     texts |= {what: total for total, _, what in (each.partition(" ") for each in numbers)}
     for label, text in texts.items():
@@ -198,7 +198,7 @@ def _configuration(run: Run) -> Html:
     ]
     rest = element(
         "details",
-        element("summary", f"{counted(len(others), 'parameter')} with their defaults"),
+        element("summary", f"{pluralize(len(others), 'parameter')} with their defaults"),
         table(("parameter", "value"), others),
     )
     return Html(_changed(run) + table(("parameter", "value", "origin"), sources) + rest)
@@ -239,7 +239,7 @@ def _environment(run: Run) -> Html:
         ("devices", f"{about['devices']} x {about['device']}"),
         ("layout", f"data {layout['data']}, model {layout['model']}, pipe {layout['pipe']}"),
         ("precision", about["derived"]["precision"]),
-        ("train batch size", counted(about["derived"]["train_batch_size"], "sample")),
+        ("train batch size", pluralize(about["derived"]["train_batch_size"], "sample")),
         ("code", f"commit {commit}, sources {about['code']['sources_sha256']}"),
         *((name, version) for name, version in about["packages"].items()),
         *((f"attention backend, {kind}", str(name)) for kind, name in (about.get("attention") or {}).items()),

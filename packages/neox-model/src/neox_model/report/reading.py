@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from neox_config.counted import counted
 from neox_config.facts.checkpoints import MANIFEST, complete_checkpoints, iteration_of
 from neox_config.facts.records import FAILURES, RECORD
+from neox_config.pluralize import pluralize
 from neox_model.errors import ModelError
 from neox_model.metrics.writers.jsonl import FORMAT, read_records, superseded_from
 
@@ -178,7 +178,7 @@ def read_run(source: Path) -> Run:
         failures = _failures(source / FAILURES)
         if not failures:
             raise RecordError(f"{path}: no record of a run; pass the folder that log-dir names")
-        count, last = counted(len(failures), "failure"), str(failures[-1].get("message")).partition("\n")[0]
+        count, last = pluralize(len(failures), "failure"), str(failures[-1].get("message")).partition("\n")[0]
         raise RecordError(f"{path}: no iteration was recorded; {FAILURES} has {count}, last: {last}")
     limits = superseded_from(path)
     for record in read_records(path):
@@ -260,7 +260,9 @@ def _add_failures(run: Run) -> None:
         place = _place_of(failure, run)
         (earlier if place is None else place).append(failure)
     if earlier:
-        run.missing.append(f"{counted(len(earlier), 'failure')} of {path.name}, older than the first attempt")
+        run.missing.append(
+            f"{pluralize(len(earlier), 'failure')} of {path.name}, older than the first attempt"
+        )
 
 
 def _place_of(failure: Mapping[str, Any], run: Run) -> list[Mapping[str, Any]] | None:

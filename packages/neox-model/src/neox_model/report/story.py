@@ -4,8 +4,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from neox_config.counted import counted, first_few
 from neox_config.facts.spikes import ROLLBACK
+from neox_config.pluralize import first_few, pluralize
 from neox_model.report.compare import Change, changes
 from neox_model.report.markup import clock, duration, number, size
 from neox_model.report.reading import Attempt, Run
@@ -73,7 +73,7 @@ def story(run: Run, *, now: float | None = None) -> list[str]:
             source = f"the checkpoint of iteration {after.first:,}" if after.first else "the beginning"
             has_gap = attempt.ended is not None and after.began is not None
             gap = f", {duration(after.began - attempt.ended)} later" if has_gap else ""  # type: ignore[operator]
-            again = counted(max(0, attempt.last - after.first), "iteration was", "iterations were")
+            again = pluralize(max(0, attempt.last - after.first), "iteration was", "iterations were")
             text += f" Attempt {after.number} continued from {source}{gap}; {least}{again} repeated."
         sentences.append(text)
     if spikes := loss_spikes(run):
@@ -82,7 +82,7 @@ def story(run: Run, *, now: float | None = None) -> list[str]:
         sentences.append(f"Loss spike{many} in iteration{many} {places}; see the timeline for the documents.")
     if run.unrecorded:
         first, *others = _alike(run.unrecorded)
-        more = f" and {counted(sum(map(len, others)), 'more failure')}" if others else ""
+        more = f" and {pluralize(sum(map(len, others)), 'more failure')}" if others else ""
         sentences.append(f"A start ended before its first record: {_cause(first)}{more}.")
     return sentences
 
@@ -174,7 +174,7 @@ def _attempt_rows(attempt: Attempt, changed: Sequence[Change]) -> Iterator[tuple
     kind = "restart" if attempt.restart else "start"
     begins = f"attempt {attempt.number} begins {_source(attempt)}"
     if changed:
-        begins += f", with {counted(len(changed), 'change')}"
+        begins += f", with {pluralize(len(changed), 'change')}"
         where += "".join(f"; {name}: {before}, then {after}" for _, name, before, after in changed)
     yield _timed(began, kind, begins, where)
     yield from (_failure_row(alike, attempt.last) for alike in _alike(attempt.failures))

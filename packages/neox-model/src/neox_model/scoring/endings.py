@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import TypeVar
 
-from neox_model.checkpoint.outcome import gather
 from neox_model.errors import ModelError
+from neox_model.parallel.control import all_gather_object
 from neox_model.parallel.groups import Group
 
 __all__ = [
@@ -64,7 +64,7 @@ def gather_in_sections(control: Group, turns: Iterable[Sequence[_Found]]) -> lis
         except EvaluationEndedError as error:
             ended = error
         # What each rank found, and whether and why it has ended.
-        every = gather(control, (mine, count < _SECTION_TURNS, ended))
+        every = all_gather_object(control, (mine, count < _SECTION_TURNS, ended))
         for _, _, ending in every:
             if ending is not None:
                 raise ending

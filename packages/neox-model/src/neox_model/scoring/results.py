@@ -11,8 +11,8 @@ from typing import Any
 
 from neox_config import finite_json
 from neox_config.atomic import write_new
-from neox_config.counted import counted
 from neox_config.errors import NeoXError
+from neox_config.pluralize import pluralize
 from neox_model.scoring.perplexity import CONFIDENCE, Perplexity
 
 __all__ = ["Results", "write_results"]
@@ -60,11 +60,13 @@ class Results:
         lines = []
         if self.perplexity is not None:
             one = self.perplexity
-            empty = f" ({counted(one.empty_documents, 'empty one')} left out)" if one.empty_documents else ""
+            empty = (
+                f" ({pluralize(one.empty_documents, 'empty one')} left out)" if one.empty_documents else ""
+            )
             lines.append(
-                f"{one.source}: {counted(one.documents, 'document')}{empty}, "
-                f"{counted(one.tokens, 'token')}, {counted(one.num_bytes, 'byte')}, "
-                f"{counted(one.characters, 'character')}"
+                f"{one.source}: {pluralize(one.documents, 'document')}{empty}, "
+                f"{pluralize(one.tokens, 'token')}, {pluralize(one.num_bytes, 'byte')}, "
+                f"{pluralize(one.characters, 'character')}"
             )
             rows = one.rows(per_character=self.per_character)
             width = max(map(len, rows))

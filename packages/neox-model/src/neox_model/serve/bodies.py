@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import from_json
 
-from neox_config.counted import first_few
+from neox_config.pluralize import first_few
 from neox_data.preprocess.conversations import without_nulls
 from neox_model.serve.errors import ApiError, shown
 

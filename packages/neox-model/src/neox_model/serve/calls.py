@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from neox_config.counted import counted
+from neox_config.pluralize import pluralize
 from neox_model.generate.batch import Request
 from neox_model.generate.engine import Update
 from neox_model.serve.errors import ApiError
@@ -105,7 +105,8 @@ class Calls:
         """
         if count > self._limit:
             raise ApiError(
-                400, f"{counted(count, 'text was', 'texts were')} requested; request at most {self._limit:,}"
+                400,
+                f"{pluralize(count, 'text was', 'texts were')} requested; request at most {self._limit:,}",
             )
 
     def open(self, requests: Sequence[Request]) -> Call:
@@ -122,7 +123,7 @@ class Calls:
             if len(self._open) + count > self._limit:
                 raise ApiError(
                     429,
-                    f"{counted(len(self._open), 'text is', 'texts are')} waiting or being generated, and "
+                    f"{pluralize(len(self._open), 'text is', 'texts are')} waiting or being generated, and "
                     f"{count:,} more would "
                     f"exceed the limit of this server ({self._limit:,}); try again later",
                     code="rate_limit_exceeded",

@@ -15,7 +15,7 @@ from types import FrameType
 
 import torch.distributed
 
-from neox_config.counted import counted
+from neox_config.pluralize import pluralize
 from neox_launcher.protocol.stop_signals import WARNING_SIGNAL, handling, unblock_warning
 from neox_model.generate.engine import Engine
 from neox_model.generate.interruption import stop_for
@@ -127,10 +127,10 @@ class _Source:
             self._calls.refuse(ApiError(503, STOPPING))
             if self._calls.count:
                 logger.info(
-                    "stopping: %s completed first", counted(self._calls.count, "text is", "texts are")
+                    "stopping: %s completed first", pluralize(self._calls.count, "text is", "texts are")
                 )
         if now > self._stop_by and (count := self._calls.fail_all(ApiError(503, STOPPING))):
-            left = counted(count, "text was", "texts were")
+            left = pluralize(count, "text was", "texts were")
             logger.warning("%s not completed within %g s (stop-timeout)", left, self._stop_seconds)
 
 

@@ -10,10 +10,10 @@ from torch import distributed, nn
 
 from neox_model.assembly.choices import computing_device
 from neox_model.assembly.zero_sharding import whole_parameter
-from neox_model.checkpoint.outcome import gather
 from neox_model.errors import ModelError
 from neox_model.generate.forward import Forward
 from neox_model.generate.run import build_forward_pass
+from neox_model.parallel.control import all_gather_object
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.train.run import Run
@@ -50,7 +50,7 @@ def copy_weights(source: nn.Module, target: nn.Module, groups: Groups) -> None:
         value = whole_parameter(parameter, groups)
         held.append((name, value.shape, value.dtype))
     # Names, shapes of this tensor-parallel rank, and dtypes of the parameters of each stage.
-    everywhere = gather(groups.control, held) if groups.pipe.size > 1 else []
+    everywhere = all_gather_object(groups.control, held) if groups.pipe.size > 1 else []
     stages = [everywhere[rank] for rank in groups.pipe.ranks] if everywhere else [held]
     for stage, names in enumerate(stages):
         for name, shape, dtype in names:

@@ -9,13 +9,13 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from neox_config.counted import counted
+from neox_config.pluralize import pluralize
 from neox_config.schema.sections.generation import GenerationSection
 from neox_data.tokenizers import Tokenizer
-from neox_model.checkpoint.outcome import gather
 from neox_model.engine.contract import IsStopping, never
 from neox_model.metrics.progress_lines import ProgressLines
 from neox_model.parallel.collectives import all_reduce
+from neox_model.parallel.control import all_gather_object
 from neox_model.parallel.groups import Group, Groups
 from neox_model.scoring.endings import STOPPED, StoppedError
 from neox_model.train.data.batch import Batch
@@ -92,7 +92,7 @@ def character_count(
         mine = (0, 0)
         if groups.model.rank == 0 and groups.pipe.rank == 0:
             mine = sum(map(len, sequences)), sum(len(tokenizer.decode(tokens)) for tokens in sequences)
-        tokens, characters = map(sum, zip(*gather(groups.control, mine), strict=True))
+        tokens, characters = map(sum, zip(*all_gather_object(groups.control, mine), strict=True))
         return tokens / characters if characters else 0.0
 
     return tokens_per_character
@@ -173,7 +173,7 @@ class Evaluator:
         name, count = PARTS.get(part, part), self._micro_batches
         with closing(self._open_stream[part](first)) as stream:
             # The first micro-batch may take minutes: nothing else is logged until it is done.
-            logger.info("%s: starting, %s", name, counted(count, "micro-batch", "micro-batches"))
+            logger.info("%s: starting, %s", name, pluralize(count, "micro-batch", "micro-batches"))
             batches = ProgressLines(name, "micro-batches", count).track(stream)
             batches = batches if self._characters is None else _noted(batches, sequences)
             loss = float(self._mean_loss(batches, count, should_stop))

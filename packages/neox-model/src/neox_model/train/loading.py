@@ -18,9 +18,10 @@ from neox_model.checkpoint.contents import are_ranges
 from neox_model.checkpoint.downloads import local_folder
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.load import ScheduleSource, load_checkpoint, read_training_state
-from neox_model.checkpoint.outcome import gather, shared_outcome
+from neox_model.checkpoint.outcome import shared_outcome
 from neox_model.checkpoint.storage import Storage
 from neox_model.checkpoint.store_claim import warn_of_newer
+from neox_model.parallel.control import all_gather_object
 from neox_model.parallel.groups import Groups
 from neox_model.train.data.documents import digest_of_samples
 from neox_model.train.data.position import START, Position, Ranges, as_ranges, merged
@@ -147,7 +148,9 @@ def add_left_out(run: Run) -> None:
             owner = owner_of(run)
             distinct = {folder.resolve(): folder for folder in folders}.values()
             found = [_left_out_in(folder, owner, save=section.save, load=run.load) for folder in distinct]
-    state.left_out = merged(state.left_out, *(ranges for each in gather(control, found) for ranges in each))
+    state.left_out = merged(
+        state.left_out, *(ranges for each in all_gather_object(control, found) for ranges in each)
+    )
     end = len(run.datasets["train"])
     for first, stop in state.left_out if control.rank == 0 else ():
         if stop > state.samples and first < end:

@@ -28,11 +28,10 @@ from neox_model.parallel.groups import Groups
 from neox_model.parallel.random import seed_streams
 from neox_model.processes import load_tokenizer
 from neox_model.scoring.evaluation import TextEvaluation
-from neox_model.train.about import about_run, first_weights, model_throughput
 from neox_model.train.callbacks.build import add_callbacks
-from neox_model.train.callbacks.copies import CopiesDifferError
 from neox_model.train.callbacks.profilers import recorded_memory
 from neox_model.train.callbacks.progress import reported_progress
+from neox_model.train.callbacks.replica_check import CopiesDifferError
 from neox_model.train.callbacks.stop import find_service
 from neox_model.train.data.datasets import check_passes, check_tokenizers
 from neox_model.train.data.objective import check_special_tokens, samples_of_objective
@@ -45,6 +44,7 @@ from neox_model.train.loading import add_left_out, folder_to_load, load_into, po
 from neox_model.train.loop import Loop
 from neox_model.train.recent_losses import RecentLosses
 from neox_model.train.run import NO_EXTENSIONS, Extensions, Run
+from neox_model.train.run_info import first_weights, model_throughput, run_info
 from neox_model.train.saving import build_uploads, check_saves, claim_folder
 from neox_model.train.state import TrainState
 from neox_model.train.step import EngineStep
@@ -265,7 +265,7 @@ def _recorded_attempt(run: Run, source: str | None) -> Iterator[None]:
         reduction = config.compression.compression_training.layer_reduction
         first = first_weights(run.resolved.data, reduction) or source
         try:
-            about = about_run(run, weights=config.checkpoint.load if run.resumes else first)
+            about = run_info(run, weights=config.checkpoint.load if run.resumes else first)
         except _NOT_DESCRIBED:
             # A report must not end a run.
             logger.exception("the record does not describe this attempt, training continues")

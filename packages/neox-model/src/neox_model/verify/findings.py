@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from neox_config.counted import counted
+from neox_config.pluralize import pluralize
 from neox_launcher.protocol.verification import Answer, Check
 
 __all__ = ["Findings"]
@@ -84,7 +84,7 @@ class Findings:
         checks = tuple(
             Check(
                 name=row.name,
-                compared="" if row.skipped else counted(row.compared, row.unit.removesuffix("s"), row.unit),
+                compared="" if row.skipped else pluralize(row.compared, row.unit.removesuffix("s"), row.unit),
                 differing=f"{row.differing:,} of them" if row.differing else "",
                 worst=f"{row.worst:.1e} relative" if row.worst else "",
                 skipped=row.skipped,

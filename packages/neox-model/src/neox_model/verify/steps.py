@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from neox_config.counted import counted
+from neox_config.pluralize import pluralize
 from neox_model.checkpoint.names import in_model_order
 from neox_model.verify.findings import Findings
 from neox_model.verify.records import Record
@@ -104,7 +104,7 @@ def _data(steps: Steps, iteration: int) -> _Result:
     if apart:
         return _Result(len(found), [f"data: in iteration {iteration:,} {apart}"])
     if len(wanted) != len(found):
-        count = counted(len(found), "sample")
+        count = pluralize(len(found), "sample")
         return _Result(len(found), [f"data: iteration {iteration:,} read {count} instead of {len(wanted):,}"])
     texts = [
         f"data: sample {_first_sample(steps, iteration) + place:,} of iteration {iteration:,}: "

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from neox_config.counted import counted
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
+from neox_config.pluralize import pluralize
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.dtypes import DTYPES
 from neox_model.checkpoint.names import in_model_order, is_random_state, is_weight
@@ -196,7 +196,7 @@ def differences_beyond_rounding(
         text = ""
         if relative > limits.tensor:
             whole = "its change" if of_weights else "itself"
-            skipped = f"; {counted(left_out, 'element')} with a noisy gradient skipped" if left_out else ""
+            skipped = f"; {pluralize(left_out, 'element')} with a noisy gradient skipped" if left_out else ""
             text = f"differs by {relative:.1e} of {whole} (limit {limits.tensor:g}{skipped})"
         yield TensorDifference(name, text, relative)
 

@@ -14,7 +14,7 @@ from math import sqrt
 import torch
 from torch import Tensor
 
-from neox_config.counted import counted
+from neox_config.pluralize import pluralize
 from neox_launcher.protocol.layout_verification import Finding, LayoutAnswer, Part
 from neox_model.verify_layout.observer import Values
 from neox_model.verify_layout.rows import KINDS, Limit, Piece, Place, Row
@@ -343,10 +343,10 @@ def _what(cases: Sequence[_Case], rows: Sequence[Row]) -> str:
     shown = (
         names[0]
         if len(names) == 1
-        else f"{counted(len(names), 'tensor')} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+        else f"{pluralize(len(names), 'tensor')} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
     )
     if set(names) == all_names and len(names) > 1:
-        shown = f"all {counted(len(names), 'tensor')}"
+        shown = f"all {pluralize(len(names), 'tensor')}"
     first = cases[0]
     text = shown if first.kind == first.name else f"{first.kind}: {shown}"
     step = f", step {first.step}" if first.step else ""

@@ -13,7 +13,7 @@ from neox_model.assembly.zero_sharding import gathered_parameter, whole_paramete
 from neox_model.checkpoint.blocks import Block
 from neox_model.checkpoint.logical import engine_fragments, optimizer_parts
 from neox_model.checkpoint.shards import Part
-from neox_model.engine.own_update import OwnUpdate
+from neox_model.engine.updater import Updater
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import Logical, named_logical_parameters
 from neox_model.parallel.random import mixed_seed
@@ -67,7 +67,7 @@ class _Observer(Callback):
         self.engine, self.groups = self.run.engine, self.run.groups
         self.step = 1
         update = self.engine.update
-        if isinstance(update, OwnUpdate):
+        if isinstance(update, Updater):
             self._names = update.names()
             update.mixed.before_update.append(self._before)
         else:
@@ -116,7 +116,7 @@ class _Observer(Callback):
     ) -> None:
         """Take the gradients of an update, which are not clipped."""
         update = self.engine.update
-        assert isinstance(update, OwnUpdate)
+        assert isinstance(update, Updater)
         scale = 1.0 if update.loss_scale is None else float(update.loss_scale)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             logical: Logical = parameter.logical  # type: ignore[attr-defined]

@@ -11,7 +11,8 @@ from neox_config import Resolved, decode_resolved
 from neox_launcher.protocol.layout_verification import LayoutRequest
 from neox_launcher.worker.reporting import report_facts
 from neox_model.assembly.choices import DTYPES
-from neox_model.checkpoint.outcome import collect, shared_outcome
+from neox_model.checkpoint.outcome import shared_outcome
+from neox_model.parallel.control import gather_object
 from neox_model.parallel.groups import SINGLE_PROCESS, Groups
 from neox_model.train.loop import Loop
 from neox_model.train.open_run import open_run
@@ -59,7 +60,7 @@ def verify_in(groups: Groups, resolved: Resolved) -> None:
     if request.dropping is not None:
         with open_run(groups, decode_resolved(request.dropping)) as (_, loop), watch:
             loop.run()
-    found = collect(
+    found = gather_object(
         groups.control, (comparer.rows, comparer.pieces, comparer.missing, [(place, watch.draws)])
     )
     if groups.world.rank == 0:

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from neox_config.counted import counted
 from neox_config.derive.attention_layers import types_in
 from neox_config.derive.engine import chosen_engine, uses_pipeline
 from neox_config.derive.pipeline import splits_backward
@@ -29,6 +28,7 @@ from neox_config.extras.compression.matrices import (
 from neox_config.facts.attention import BIASED_SCORES
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_config.facts.stores import is_url
+from neox_config.pluralize import pluralize
 from neox_config.problems import Problem, did_you_mean
 from neox_config.schema.config import NeoXConfig
 
@@ -306,8 +306,8 @@ def _related(
 ) -> Iterator[Problem]:
     assert group.related_modules is not None
     if len(group.related_modules) != len(group.modules):
-        lists = counted(len(group.related_modules), "list")
-        what = f"has {lists}, but modules has {counted(len(group.modules), 'pattern')}"
+        lists = pluralize(len(group.related_modules), "list")
+        what = f"has {lists}, but modules has {pluralize(len(group.modules), 'pattern')}"
         yield Problem(
             f"{place}.related_modules", what, "write one list of patterns for each pattern of modules"
         )
@@ -357,11 +357,11 @@ def students_copy_named_layers(c: NeoXConfig) -> Iterator[Problem]:
     number = c.model.num_layers if kept is None else kept
     if listed is None and reduction.module_name_prefix:
         what = "is missing, but module_name_prefix copies layers"
-        layers = counted(number, "layer")
+        layers = pluralize(number, "layer")
         yield Problem(f"{_REDUCTION}.teacher_layer", what, f"list {layers} of the teacher", value="")
     if listed is not None and len(listed) != number:
-        what = f"lists {counted(len(listed), 'layer')}, but the student has {number:,}"
-        yield Problem(f"{_REDUCTION}.teacher_layer", what, f"list {counted(number, 'layer')}")
+        what = f"lists {pluralize(len(listed), 'layer')}, but the student has {number:,}"
+        yield Problem(f"{_REDUCTION}.teacher_layer", what, f"list {pluralize(number, 'layer')}")
     if kept not in (None, c.model.num_layers):
         what = f"must be num-layers: {c.model.num_layers}"
         yield Problem(f"{_REDUCTION}.keep_number_layer", what, f"use {c.model.num_layers}")

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
-from neox_config.counted import counted
 from neox_config.derive.attention_layers import types_in
 from neox_config.extras.data_efficiency.curricula import METRICS, enabled_sampling
 from neox_config.extras.data_efficiency.fields import TRUNCATES, Metric, ScheduleConfig
 from neox_config.facts.attention import BIASED_SCORES
+from neox_config.pluralize import pluralize
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
 
@@ -25,8 +25,8 @@ def token_dropping_names_its_layers(c: NeoXConfig) -> Iterator[Problem]:
     ltd = c.data_efficiency.data_efficiency.data_routing.random_ltd
     count, listed, total = ltd.random_ltd_layer_num, ltd.random_ltd_layer_id, ltd.total_layer_num
     if count is not None and listed is not None and len(listed) != count:
-        what = f"lists {counted(len(listed), 'layer')}, but random_ltd_layer_num is {count}"
-        yield Problem(f"{name}.random_ltd_layer_id", what, f"list {counted(count, 'layer')}")
+        what = f"lists {pluralize(len(listed), 'layer')}, but random_ltd_layer_num is {count}"
+        yield Problem(f"{name}.random_ltd_layer_id", what, f"list {pluralize(count, 'layer')}")
     if count is not None and total is not None and count > total:
         what = f"is more than total_layer_num: {total}"
         yield Problem(f"{name}.random_ltd_layer_num", what, f"use at most {total}")
@@ -118,7 +118,7 @@ def _difficulty_schedule(name: str, schedule: str | None, config: ScheduleConfig
     if config.difficulty is None or config.max_step is None:
         return
     if len(config.max_step) != len(config.difficulty) - 1:
-        entries = counted(len(config.max_step), "entry", "entries")
-        what = f"has {entries} for {counted(len(config.difficulty), 'difficulty', 'difficulties')}"
+        entries = pluralize(len(config.max_step), "entry", "entries")
+        what = f"has {entries} for {pluralize(len(config.difficulty), 'difficulty', 'difficulties')}"
         remedy = "give one entry fewer than difficulties; the last difficulty has no end"
         yield Problem(f"{name}.schedule_config.max_step", what, remedy)

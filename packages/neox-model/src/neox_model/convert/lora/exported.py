@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neox_config.counted import counted
+from neox_config.pluralize import pluralize
 from neox_model.checkpoint.adapters import Adapters, adaptable
 from neox_model.checkpoint.dtypes import DTYPES
 from neox_model.checkpoint.stream import StreamedTensor
@@ -129,7 +129,7 @@ class Exported:
                 yield f"{PREFIX}{name}{B}", [values]
             if missing:
                 of_adapter = f"of the adapter of {matrix.ours}"
-                lost = counted(missing, f"value {of_adapter} is", f"values {of_adapter} are")
+                lost = pluralize(missing, f"value {of_adapter} is", f"values {of_adapter} are")
                 raise ConversionError(
                     f"{self.adapters.folder}: {lost} not where its manifest records those of peft; restore "
                     "it from a copy"

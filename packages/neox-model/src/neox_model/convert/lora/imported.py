@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from neox_config.counted import counted
 from neox_config.facts.adapters import ADAPTED
+from neox_config.pluralize import pluralize
 from neox_model.checkpoint.stream import StreamedTensor
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.lora.exported import PREFIX, WEIGHTS, A, B, Matrix
@@ -75,7 +75,7 @@ class Imported:
         if unknown:
             raise ConversionError(
                 f"{self._files.folder} contains {', '.join(unknown[:3])} (of "
-                f"{counted(len(unknown), 'tensor')}), for "
+                f"{pluralize(len(unknown), 'tensor')}), for "
                 "which neox-model has no adapter: it adapts the projections of attention and of the "
                 f"feed-forward block; {_MERGE}"
             )

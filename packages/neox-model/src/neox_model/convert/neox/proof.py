@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from neox_config.counted import counted
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
+from neox_config.pluralize import pluralize
 from neox_config.spec.model import Alibi, Layer, Rotary, Rpe, Window
 from neox_data.amount_progress import tracked
 from neox_model.convert.checkpoints import Checkpoint
@@ -97,7 +97,7 @@ def compare_blocks(files: NeoXFiles, checkpoint: Checkpoint, figures: Figures, *
     ]
     length = min(_TOKENS, spec.max_positions, *visible)
     ours: OneLayer | None = None
-    logger.info("comparing %s", counted(len(seen), "layer"))
+    logger.info("comparing %s", pluralize(len(seen), "layer"))
     with tracked(enumerate(seen), len(seen), "layers compared") as each:
         for index, pattern in each:
             if ours is None or ours.window != pattern:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neox_config.counted import counted
+from neox_config.pluralize import pluralize
 from neox_config.spec.model import ModelSpec, Pattern, Window
 from neox_config.spec.run import RunSpec
 from neox_data.amount_progress import tracked
@@ -57,7 +57,7 @@ def compare_layers(
     dtype = dtype_of(sides, files)
     seen: set[Pattern | None] = set()
     ours, theirs = None, None
-    logger.info("comparing %s", counted(len(windows), "layer"))
+    logger.info("comparing %s", pluralize(len(windows), "layer"))
     with tracked(enumerate(windows), len(windows), "layers compared") as each:
         for layer, window in each:
             if ours is None or ours.window != window:

@@ -7,7 +7,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from neox_config.counted import counted
+from neox_config.pluralize import pluralize
 
 __all__ = ["PIECE", "Comparison", "Roundings", "compare_values"]
 
@@ -108,7 +108,7 @@ class Roundings:
             other = 1 - side
             of_side = f"of {self._names[side]} ({_name(dtypes[side])})"
             found.append(
-                f"{counted(tensors, f'tensor {of_side} is that', f'tensors {of_side} are those')} of "
+                f"{pluralize(tensors, f'tensor {of_side} is that', f'tensors {of_side} are those')} of "
                 f"{self._names[other]} ({_name(dtypes[other])}) rounded: {changed:,} of {values:,} values "
                 "lost precision"
             )

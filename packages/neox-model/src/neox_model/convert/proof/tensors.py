@@ -9,7 +9,7 @@ from functools import reduce
 
 import torch
 
-from neox_config.counted import counted
+from neox_config.pluralize import pluralize
 from neox_config.spec.model import ModelSpec
 from neox_data.amount_progress import tracked
 from neox_model.convert.checkpoints import VOCABULARY
@@ -35,7 +35,7 @@ def compare_tensors(sides: Sides, model: ModelSpec, files: WeightFiles) -> list[
     }
     roundings = Roundings(("the checkpoint", "the model of transformers"))
     tensors = list(sides.family.tensors(model, shapes))
-    logger.info("comparing %s", counted(len(tensors), "tensor"))
+    logger.info("comparing %s", pluralize(len(tensors), "tensor"))
     with tracked(tensors, len(tensors), "tensors compared") as each:
         for tensor in each:
             stored = [sides.family.stored_name(name, files.tensors) for name in tensor.theirs]
@@ -55,6 +55,6 @@ def compare_tensors(sides: Sides, model: ModelSpec, files: WeightFiles) -> list[
             if found.apart and found.rounded != 1:
                 why = found.why(("the checkpoint", "the other"))
                 where = f"of {', '.join(names)} in {sides.folder}"
-                apart = counted(found.apart, f"value {where} is not that", f"values {where} are not those")
+                apart = pluralize(found.apart, f"value {where} is not that", f"values {where} are not those")
                 raise ProofError(f"{apart} of {tensor.ours}{why}")
     return roundings.described()

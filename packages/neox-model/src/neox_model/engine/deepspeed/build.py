@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from neox_config.errors import NeoXError
 from neox_config.spec.run import Batch, RunSpec
 from neox_config.spec.update import UpdateSpec
-from neox_model.engine.build_own_update import build_own_update, share_masters
+from neox_model.engine.build_updater import build_updater, share_masters
 from neox_model.engine.contract import Engine, ForwardEngine
 from neox_model.engine.deepspeed.compat import (
     allow_any_precision,
@@ -36,7 +36,7 @@ from neox_model.engine.deepspeed.compat import (
 from neox_model.engine.deepspeed.engines import PipelineEngine, PipelineForward, PlainEngine
 from neox_model.engine.deepspeed.pipeline import build_stages
 from neox_model.engine.deepspeed.zero import ZeroUpdate
-from neox_model.engine.own_update import OwnUpdate
+from neox_model.engine.updater import Updater
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import Groups
 
@@ -131,13 +131,13 @@ def _build_own(
     optimizer: Optimizer,
     schedule: LearningRateSchedule,
     groups: Groups,
-) -> tuple[Any, OwnUpdate]:
+) -> tuple[Any, Updater]:
     """Build the engine for stage 0: our optimizer sums, reduces and applies gradients."""
     is_pipeline = run.layout.is_pipeline
     # Weights may have been initialized on the host; master weights must be on the device.
     model.to(torch.device(get_accelerator().current_device_name()))
     ties = model.take_over_ties() if is_pipeline else ()
-    update = build_own_update(run, chosen, model, optimizer, schedule, groups=groups, ties=ties)
+    update = build_updater(run, chosen, model, optimizer, schedule, groups=groups, ties=ties)
     # DeepSpeed wraps an optimizer object, but uses the optimizer that a function returns unchanged.
     inner = _initialize(run, model, groups, optimizer=lambda parameters: update.mixed)
     keep_gradients(inner, is_pipeline=is_pipeline)

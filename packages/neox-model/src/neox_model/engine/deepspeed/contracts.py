@@ -197,7 +197,7 @@ def _train_with_zero(stage: int, precision: str, sums: str, expected: str) -> No
     expect(type(optimizer).__name__, expected)
     expect([compat.is_partitioned(parameter) for parameter in model.parameters()], [stage == 3] * 4)
     update = ZeroUpdate(inner, min_loss_scale=None)
-    masters = list(update.held())
+    masters = list(update.param_shards())
     expect([list(held.local_shape) for held in masters], [[2, 3], [2], [5, 2], [5]])
     values = [held.holder.detach().flatten()[held.offset : held.offset + held.numel] for held in masters]
     torch.testing.assert_close(values, before, atol=0.01, rtol=0)

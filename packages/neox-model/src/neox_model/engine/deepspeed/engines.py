@@ -14,7 +14,7 @@ from neox_model.engine.deepspeed.compat import (
 )
 from neox_model.engine.deepspeed.zero import ZeroUpdate
 from neox_model.engine.mean_loss import mean_loss, mean_over
-from neox_model.engine.own_update import OwnUpdate
+from neox_model.engine.updater import Updater
 from neox_model.parallel.groups import Group, Groups
 
 __all__ = ["PipelineEngine", "PipelineForward", "PlainEngine"]
@@ -31,9 +31,9 @@ class _DeepSpeedEngine(BaseEngine):
         update: its update.
     """
 
-    update: OwnUpdate | ZeroUpdate
+    update: Updater | ZeroUpdate
 
-    def __init__(self, inner: Any, update: OwnUpdate | ZeroUpdate) -> None:
+    def __init__(self, inner: Any, update: Updater | ZeroUpdate) -> None:
         super().__init__(inner.module, update, is_partitioned)
         self._inner = inner
 
@@ -61,7 +61,7 @@ class PlainEngine(_DeepSpeedEngine):
         data: data-parallel group over which losses are averaged.
     """
 
-    def __init__(self, inner: Any, update: OwnUpdate | ZeroUpdate, data: Group) -> None:
+    def __init__(self, inner: Any, update: Updater | ZeroUpdate, data: Group) -> None:
         super().__init__(inner, update)
         self._data = data
 
@@ -153,7 +153,7 @@ class PipelineEngine(_DeepSpeedEngine, PipelineForward):
         groups: this rank's process groups.
     """
 
-    def __init__(self, inner: Any, update: OwnUpdate | ZeroUpdate, groups: Groups) -> None:
+    def __init__(self, inner: Any, update: Updater | ZeroUpdate, groups: Groups) -> None:
         super().__init__(inner, update)
         self._groups = groups
         inner.module.guard_losses(update.guard)

@@ -16,7 +16,7 @@ from neox_model.engine.contract import BeforeUpdate, Measure
 from neox_model.engine.deepspeed.compat import measure_reduction
 from neox_model.errors import ModelError
 from neox_model.optim.mixed_precision import guard_loss
-from neox_model.parallel.held import Held
+from neox_model.parallel.param_shard import ParamShard
 
 __all__ = ["ZeroUpdate"]
 
@@ -82,7 +82,7 @@ class ZeroUpdate:
             "zero_optimization.stage: 0"
         )
 
-    def held(self) -> Iterator[Held]:
+    def param_shards(self) -> Iterator[ParamShard]:
         """Yield this rank's runs of the master weights, in the order of the optimizer.
 
         Raises:
@@ -99,7 +99,9 @@ class ZeroUpdate:
                 mapping = param._hp_mapping
                 if mapping is not None:
                     here, there = mapping.lp_fragment_address, mapping.hp_fragment_address
-                    yield Held(param, here.start, here.numel, partition, there.start, tuple(param.shape))
+                    yield ParamShard(
+                        param, here.start, here.numel, partition, there.start, tuple(param.shape)
+                    )
 
     @contextmanager
     def in_memory(self, *, changes: bool = False) -> Iterator[None]:
@@ -176,7 +178,7 @@ def _known_class(optimizer: Any) -> str:
     return name
 
 
-def _held_zero_3(optimizer: Any, index: int, params: list[Any], flat: Tensor) -> Iterator[Held]:
+def _held_zero_3(optimizer: Any, index: int, params: list[Any], flat: Tensor) -> Iterator[ParamShard]:
     """Yield this rank's runs: each parameter is padded and split into equal runs over data-parallel ranks."""
     if not flat.numel():
         raise ModelError("master weights offloaded to nvme are read outside Update.in_memory")
@@ -186,7 +188,7 @@ def _held_zero_3(optimizer: Any, index: int, params: list[Any], flat: Tensor) ->
         start = rank * length
         numel = min(length, param.ds_numel - start)
         if numel > 0:
-            yield Held(param, start, numel, flat, offset, tuple(param.ds_shape))
+            yield ParamShard(param, start, numel, flat, offset, tuple(param.ds_shape))
         offset += length
 
 

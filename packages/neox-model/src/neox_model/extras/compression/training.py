@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ReduceOp
 
-from neox_config.counted import counted
 from neox_config.extras.compression.facts import block_of, density_at, is_n_of_m
+from neox_config.pluralize import pluralize
 from neox_model.assembly.choices import DTYPES
 from neox_model.assembly.zero_sharding import whole_parameter
-from neox_model.checkpoint.outcome import gather
 from neox_model.engine.contract import Engine, PendingUpdate
 from neox_model.extras.compression.attach import snip_rules
 from neox_model.extras.compression.matrices import (
@@ -32,9 +31,10 @@ from neox_model.extras.compression.pruning import (
 )
 from neox_model.extras.eigenvalues.measure import EigenvaluesCallback
 from neox_model.parallel.collectives import all_reduce
+from neox_model.parallel.control import all_gather_object
 from neox_model.parallel.groups import Groups
-from neox_model.parallel.held import Held
 from neox_model.parallel.logical import LogicalState, begin_iteration, model_states, named_logical_parameters
+from neox_model.parallel.param_shard import ParamShard
 from neox_model.parallel.partitioned import is_sharded
 from neox_model.train.callbacks.measurement import Measurement
 from neox_model.train.run import Run
@@ -176,7 +176,7 @@ class TrainedCompression:
         if not keeps:
             return
         with self._engine.update.in_memory(changes=True):
-            for held in self._engine.update.held():
+            for held in self._engine.update.param_shards():
                 keep = keeps.get(id(held.param))
                 if keep is None:
                     continue
@@ -203,7 +203,7 @@ class TrainedCompression:
 
     def _masters(self) -> dict[int, Tensor]:
         """Return the master weights by the id of the weight, of engines that hold whole ones."""
-        return {id(held.param): held.holder for held in self._engine.update.held()}
+        return {id(held.param): held.holder for held in self._engine.update.param_shards()}
 
     @torch.no_grad()
     def report(self) -> dict[str, float]:
@@ -229,7 +229,9 @@ class TrainedCompression:
                 bits = 0 if quantizer is None or quantizer.bits is None else quantizer.bits
                 is_pruned = any(pruning.is_on for _, pruning in matrix.compression.masks())
                 sums[matrix.name] = [*values.tolist(), bits, prod(matrix.logical.shape), is_pruned]
-        found = {name: row for each in gather(self._groups.control, sums) for name, row in each.items()}
+        found = {
+            name: row for each in all_gather_object(self._groups.control, sums) for name, row in each.items()
+        }
         return _figures(found)
 
 
@@ -261,11 +263,11 @@ class _SnipScores:
         names = {f"{matrix.name}.weight": matrix for matrix, _ in _sparse(matrices)}
         named = dict(named_logical_parameters(engine.model))
         self._splits = engine.update.splits_over_data
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, ParamShard] = {}
         self._values: dict[str, Tensor] = {}
         self._logical = {name: matrix.logical for name, matrix in names.items()}
         by_parameter = {id(named[name]): name for name in names}
-        for held in engine.update.held():
+        for held in engine.update.param_shards():
             name = by_parameter.get(id(held.param))
             if name is not None:
                 self._held[name] = held
@@ -374,7 +376,9 @@ class CompressionCallback(Measurement):
     def _log_bits(self, before: dict[str, int | None], iteration: int) -> None:
         for name, bits in self._compression.bits().items() if self._is_verbose else ():
             if bits is not None and bits != before.get(name):
-                logger.info("iteration %d: the weights of %s have %s", iteration, name, counted(bits, "bit"))
+                logger.info(
+                    "iteration %d: the weights of %s have %s", iteration, name, pluralize(bits, "bit")
+                )
 
 
 def copy_compression(source: nn.Module, target: nn.Module, iteration: int, groups: Groups) -> None:
@@ -388,11 +392,11 @@ def copy_compression(source: nn.Module, target: nn.Module, iteration: int, group
     """
     # Weights that masks without scores prune are zero.
     small = [state for state in model_states(source) if not state.name.endswith("/keep")]
-    gathered = gather(groups.control, {state.name: state.values.tolist() for state in small})
+    gathered = all_gather_object(groups.control, {state.name: state.values.tolist() for state in small})
     values = {name: value for each in gathered for name, value in each.items()}
     quantizers = [matrix.compression.quantizer for matrix in compressed_matrices(source)]
     are_rounded = any(each is not None and not each.in_forward for each in quantizers)
-    if any(gather(groups.control, are_rounded)):
+    if any(all_gather_object(groups.control, are_rounded)):
         for matrix in compressed_matrices(target):
             if matrix.compression.quantizer is not None:
                 # The copied weights are quantized already.

@@ -10,10 +10,10 @@ from typing import Any
 from torch import nn
 
 from neox_config import Resolved
-from neox_config.counted import counted
 from neox_config.extras.compression.fields import LayerReduction
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_config.facts.norms import NORM_FACTS
+from neox_config.pluralize import pluralize
 from neox_config.spec.resume import Change, Changes
 from neox_model.assembly.as_sequential import SequentialModel
 from neox_model.assembly.choices import DTYPES
@@ -22,7 +22,7 @@ from neox_model.checkpoint.comparison import changes_since, log_unknown_changes
 from neox_model.checkpoint.directory import find_latest
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.names import is_score
-from neox_model.checkpoint.outcome import gather, shared_outcome
+from neox_model.checkpoint.outcome import shared_outcome
 from neox_model.checkpoint.shards import ShardReader
 from neox_model.checkpoint.whole_weights import (
     WantedWeight,
@@ -34,6 +34,7 @@ from neox_model.checkpoint.whole_weights import (
 )
 from neox_model.convert.checkpoints import VOCABULARY, Checkpoint
 from neox_model.extras.distillation.loss import Distillation
+from neox_model.parallel.control import all_gather_object
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import Writable, named_logical_parameters
 
@@ -103,14 +104,16 @@ def start_from_teacher(
         log_unknown_changes(changes)
     named = dict(named_logical_parameters(model))
     sources = teacher_names(named, section)
-    every = {name: each for found in gather(groups.control, sources) for name, each in found.items()}
+    every = {
+        name: each for found in all_gather_object(groups.control, sources) for name, each in found.items()
+    }
     wanted = [wanted_weight(sources[name], parameter) for name, parameter in named.items() if name in sources]
     with shared_outcome(groups.control, f"reading the teacher {folder}", keeps_bugs=True):
         _check(section, kinds, checkpoint, wanted, every, changes)
         reader = ShardReader(folder, checkpoint.manifest)
         check_wanted(wanted, reader)
     fill_wanted(wanted, reader, writable=writable)
-    total = len(set().union(*gather(groups.control, set(named))))
+    total = len(set().union(*all_gather_object(groups.control, set(named))))
     logger.info("%d of %d weights of the student are those of %s", len(every), total, folder)
 
 
@@ -124,7 +127,7 @@ def _open_teacher(section: LayerReduction, groups: Groups) -> tuple[Path, Checkp
                     f"{directory} contains no checkpoint; set compression_training.layer_reduction.teacher "
                     "to the folder of the teacher's"
                 )
-    found: Path = gather(groups.control, folder)[0]
+    found: Path = all_gather_object(groups.control, folder)[0]
     with shared_outcome(groups.control, f"reading the teacher {found}", keeps_bugs=True):
         return found, Checkpoint(found)
 
@@ -236,14 +239,14 @@ def add_distillation(
             problems.append(f"its objective is {theirs.objective}, and the student's {own.objective}")
         if own.seq_length > theirs.max_position_embeddings:
             problems.append(
-                f"it has {counted(theirs.max_position_embeddings, 'position')}, and seq-length is "
+                f"it has {pluralize(theirs.max_position_embeddings, 'position')}, and seq-length is "
                 f"{own.seq_length}"
             )
         if own.hidden_size != theirs.hidden_size and options.hidden_states_weight:
             problems.append(f"its hidden-size is {theirs.hidden_size}, and the student's {own.hidden_size}")
         last = max(section.teacher_layer or (0,))
         if last >= theirs.num_layers and options.hidden_states_weight:
-            layers = counted(theirs.num_layers, "layer")
+            layers = pluralize(theirs.num_layers, "layer")
             problems.append(f"it has {layers}, and teacher_layer contains {last}")
         if problems:
             raise CheckpointError(f"the teacher {folder} does not fit: {problems[0]}; use another teacher")

@@ -21,7 +21,7 @@ from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.linear import ColumnParallelLinear, RowParallelLinear, one_init, zero_init
 from neox_model.parallel.logical import InitMethod, logical_parameter
 from neox_model.parallel.partial_gradients import mark_partial
-from neox_model.parallel.sequence import enter
+from neox_model.parallel.sequence import gather_input
 
 __all__ = ["GMLPLayer", "SpatialGate", "SpatialMLP", "TinyAttention"]
 
@@ -192,9 +192,9 @@ class SpatialMLP(nn.Module):
 
     def forward(self, hidden_SBD: Tensor, document_ids_BS: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return the output, and the bias if `skip_bias`, else None."""
-        entry = enter(hidden_SBD, self.up.group)
-        u_SBF = self.activation(self.up(entry.whole, entry)[0])
-        v_SBF = self.activation(self.up_gate(entry.whole, entry)[0])
+        tp_input = gather_input(hidden_SBD, self.up.group)
+        u_SBF = self.activation(self.up(tp_input.whole, tp_input)[0])
+        v_SBF = self.activation(self.up_gate(tp_input.whole, tp_input)[0])
         return self.down(self.gate(u_SBF, v_SBF, document_ids_BS))
 
 

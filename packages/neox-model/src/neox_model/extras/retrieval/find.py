@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from neox_config import Resolved
-from neox_config.counted import counted
+from neox_config.pluralize import pluralize
 from neox_config.schema.sections.objective import ObjectiveSection
 from neox_data.block_index import BlockIndex, open_block_index
 from neox_data.errors import DataError
@@ -54,8 +54,8 @@ class Recall:
         shares = ", ".join(f"top {k} {share:.1%}" for k, share in self.found.items())
         by_chance = ", ".join(f"{100 * min(1.0, k / self.blocks):.2g}%" for k in self.found)
         return (
-            f"{counted(self.queries, 'sentence')} of the {self.part} documents, each among "
-            f"{counted(self.blocks, 'block')}: {shares} (by chance {by_chance})"
+            f"{pluralize(self.queries, 'sentence')} of the {self.part} documents, each among "
+            f"{pluralize(self.blocks, 'block')}: {shares} (by chance {by_chance})"
         )
 
 
@@ -88,7 +88,7 @@ def _search(query: str, count: int, towers: Towers, index: BlockIndex) -> str:
     length = sources[0].seq_length
     if len(tokens) > length - 2:
         logger.warning(
-            "the query has %s and is cut to %d (seq-length)", counted(len(tokens), "token"), length - 2
+            "the query has %s and is cut to %d (seq-length)", pluralize(len(tokens), "token"), length - 2
         )
     row_2S = framed(tokens[: length - 2], length, tokenizer.end_of_document)
     scores_QK, rows_QK = best_blocks(towers.embed(QUERY, row_2S[None]), index.embeddings, count)

@@ -8,14 +8,15 @@ from pathlib import Path
 import numpy as np
 
 from neox_config import Resolved
-from neox_config.counted import counted
 from neox_config.errors import NeoXError
+from neox_config.pluralize import pluralize
 from neox_data.block_index import IndexInProgress, begin_index, open_block_index, remove_rest
 from neox_data.inverse_cloze import Blocks
-from neox_model.checkpoint.outcome import gather, shared_outcome
+from neox_model.checkpoint.outcome import shared_outcome
 from neox_model.extras.retrieval.opened import Towers, open_towers
 from neox_model.extras.retrieval.towers import BLOCK
 from neox_model.generate.run import explained_shortage
+from neox_model.parallel.control import all_gather_object
 from neox_model.parallel.groups import Groups
 
 __all__ = ["index_in"]
@@ -40,7 +41,7 @@ def index_in(groups: Groups, resolved: Resolved) -> str | None:
     folder, towers = Path(section.block_data_path), open_towers(groups, resolved)
     blocks, origin = towers.blocks, towers.origin
     places_4N = _places(blocks)
-    is_complete = any(gather(groups.control, folder.exists()))
+    is_complete = any(all_gather_object(groups.control, folder.exists()))
     with shared_outcome(groups.control, f"making the index {folder}", keeps_bugs=True):
         if is_complete:
             open_block_index(folder).check(origin)
@@ -127,4 +128,4 @@ def _result(what: str, folder: Path, groups: Groups) -> str | None:
     if groups.world.rank != 0:
         return None
     count, width = open_block_index(folder).embeddings.shape
-    return f"{what}: {counted(count, 'block')}, embeddings of width {width:,}"
+    return f"{what}: {pluralize(count, 'block')}, embeddings of width {width:,}"

@@ -24,10 +24,11 @@ from neox_model.assembly.zero_sharding import without_zero
 from neox_model.checkpoint.contents import manifest_sha256
 from neox_model.checkpoint.downloads import folder_with_weights
 from neox_model.checkpoint.load import load_weights
-from neox_model.checkpoint.outcome import gather, shared_outcome
+from neox_model.checkpoint.outcome import shared_outcome
 from neox_model.checkpoint.storage import find_storage
 from neox_model.extras.retrieval.towers import TowerModel
 from neox_model.generate.run import explained_shortage
+from neox_model.parallel.control import all_gather_object
 from neox_model.parallel.groups import Groups
 from neox_model.processes import load_tokenizer
 from neox_model.train.data.batch import as_tower_inputs
@@ -110,7 +111,7 @@ def open_towers(groups: Groups, resolved: Resolved) -> Towers:
                 f"tokens {tokens_sha256(prefix)[:_SHORT]}"
                 for prefix in prefixes
             }
-    found = gather(groups.control, digests)[0]
+    found = all_gather_object(groups.control, digests)[0]
     origin = {
         "checkpoint": f"iteration {iteration}, manifest {digest[:_SHORT]}",
         "tokenizer": tokenizer.fingerprint[:_SHORT],

@@ -21,7 +21,7 @@ from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from neox_model.parallel.logical import InitMethod
 from neox_model.parallel.low_rank import LowRank
-from neox_model.parallel.sequence import Entry
+from neox_model.parallel.sequence import TPInput
 
 __all__ = ["COMPILE_DISABLED", "ParallelAttention"]
 
@@ -106,18 +106,18 @@ class ParallelAttention(Cached):
         hidden_SBD: Tensor,
         document_ids_BS: Tensor | None = None,
         position_ids_SB: Tensor | None = None,
-        entry: Entry | None = None,
+        tp_input: TPInput | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output, whole on every rank, and the bias if `skip_bias`, else None.
 
         Args:
-            hidden_SBD: the input, or `entry.whole`.
+            hidden_SBD: the input, or `tp_input.whole`.
             document_ids_BS: document ids; None: one document.
             position_ids_SB: positions of tokens that are not consecutive.
-            entry: the input, which has entered the split; without `reduces` the output is this rank's part of
-                a sum, and the bias is returned.
+            tp_input: the input, which has entered the split; without `reduces` the output is this rank's part
+                of a sum, and the bias is returned.
         """
-        projected, _ = self.qkv(hidden_SBD, entry)
+        projected, _ = self.qkv(hidden_SBD, tp_input)
         length, batch = projected.shape[:2]
         cache = self.cache
         query_SBNK, key, value = self.heads(projected, position_ids_SB)
@@ -130,7 +130,7 @@ class ParallelAttention(Cached):
             is_recomputed = self.recomputes_core and self.training and torch.is_grad_enabled()
             core = partial(_recomputed, self.core) if is_recomputed else self.core
             context_SBNK = core(query_SBNK, key, value, document_ids_BS)
-        reduces = entry is None or entry.reduces
+        reduces = tp_input is None or tp_input.reduces
         return self.dense(context_SBNK.reshape(length, batch, -1), reduces=reduces)
 
     def heads(

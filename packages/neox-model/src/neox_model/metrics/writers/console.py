@@ -3,8 +3,8 @@
 import logging
 from collections.abc import Callable, Mapping
 
-from neox_config.counted import counted
 from neox_config.formats import format_duration, format_mfu, format_tflops
+from neox_config.pluralize import pluralize
 
 __all__ = ["ConsoleWriter"]
 
@@ -15,7 +15,7 @@ _FIELDS: Mapping[tuple[str, ...], Callable[..., str]] = {
     ("optimizer/learning_rate",): "lr {:.3e}".format,
     ("optimizer/grad_norm",): "grad norm {:.3f}".format,
     ("optimizer/loss_scale",): "loss scale {:g}".format,
-    ("optimizer/skipped_iterations",): lambda skipped: f"{counted(int(skipped), 'update')} skipped",
+    ("optimizer/skipped_iterations",): lambda skipped: f"{pluralize(int(skipped), 'update')} skipped",
     ("throughput/tokens_per_second",): "{:,.0f} tokens/s".format,
     ("throughput/tflops_per_device",): format_tflops,
     ("throughput/mfu", "throughput/mfu_causal"): format_mfu,

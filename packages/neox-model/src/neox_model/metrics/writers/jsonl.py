@@ -16,8 +16,8 @@ from typing import Any
 
 from neox_config import finite_json
 from neox_config.atomic import atomic_write, set_aside
-from neox_config.counted import counted, first_few
 from neox_config.facts.records import FAILURES, RECORD
+from neox_config.pluralize import first_few, pluralize
 
 __all__ = ["FORMAT", "JsonlWriter", "read_metrics", "read_records", "superseded_from"]
 
@@ -112,7 +112,7 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
             else:
                 yield record
     if damaged:
-        total, named = counted(len(damaged), "damaged line"), first_few(damaged, _MOST_NAMED)
+        total, named = pluralize(len(damaged), "damaged line"), first_few(damaged, _MOST_NAMED)
         logger.warning("%s: skipped %s: %s", path, total, named)
 
 

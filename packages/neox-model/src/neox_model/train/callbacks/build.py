@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pkgutil import resolve_name
 
 from neox_model.train.callbacks.checkpoint import CheckpointCallback, UploadCallback
-from neox_model.train.callbacks.copies import CopiesCallback
 from neox_model.train.callbacks.evaluate import EvaluateCallback, ReserveCallback
 from neox_model.train.callbacks.flops_profile import FlopsCallback
 from neox_model.train.callbacks.forward_check import ForwardCheck
@@ -13,6 +12,7 @@ from neox_model.train.callbacks.log import LogCallback
 from neox_model.train.callbacks.profilers import CollectivesCallback, MemoryCallback, ProfileCallback
 from neox_model.train.callbacks.progress import ProgressCallback
 from neox_model.train.callbacks.record import RecordCallback
+from neox_model.train.callbacks.replica_check import ReplicaCheck
 from neox_model.train.callbacks.spikes import SpikeDetection, SpikeHandler
 from neox_model.train.callbacks.steps import EmptyMicroBatches, LeftOutBatches, VaryingLengths
 from neox_model.train.callbacks.stop import AutoresumeCallback, StopCallback
@@ -54,7 +54,7 @@ _CALLBACKS: tuple[Build, ...] = (
     # Before the log, which resets peaks of memory.
     StragglersCallback.from_run,
     LogCallback.from_run,
-    CopiesCallback.from_run,
+    ReplicaCheck.from_run,
     SpikeHandler.from_run,
     NonfiniteGuard.from_run,
     ForwardCheck.from_run,

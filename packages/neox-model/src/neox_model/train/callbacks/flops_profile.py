@@ -8,12 +8,12 @@ from typing import Self
 import torch
 
 from neox_config.atomic import atomic_write
-from neox_config.counted import counted
 from neox_config.estimate import flops_per_token
+from neox_config.pluralize import pluralize
 from neox_config.schema.sections.engine import FlopsProfiler
 from neox_model.assembly.compilation import dense_attention
-from neox_model.checkpoint.outcome import collect
 from neox_model.metrics.flops import FlopProfile, count_flops, profile_report
+from neox_model.parallel.control import gather_object
 from neox_model.parallel.groups import Groups
 from neox_model.torch_compat import CPU_ATTENTION_FLOPS
 from neox_model.train.data.batch import Batch
@@ -91,14 +91,14 @@ class FlopsCallback(Callback):
         """
         groups, section = self._groups, self._section
         is_first_of_stage = groups.data.rank == 0 and groups.model.rank == 0
-        parts = collect(
+        parts = gather_object(
             groups.control, (profile.flops, groups.pipe.rank, profile if is_first_of_stage else None)
         )
         if groups.world.rank != 0:
             return
         total, expected = sum(flops for flops, _, _ in parts), self._formula(tokens)
         head = (
-            f"FLOPs of iteration {iteration}: {total:,} on {counted(len(parts), 'rank')}; "
+            f"FLOPs of iteration {iteration}: {total:,} on {pluralize(len(parts), 'rank')}; "
             f"the formula gives {expected:,} (counted / formula: {total / expected:.4f})"
         )
         text = head

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, Self
 
 from neox_model.checkpoint.errors import CheckpointError
-from neox_model.checkpoint.outcome import gather
+from neox_model.parallel.control import all_gather_object
 from neox_model.train.callbacks.record import sample_digests
 from neox_model.train.evaluate import Evaluator
 from neox_model.train.run import Callback, Run
@@ -68,7 +68,7 @@ class ForwardCheck(Callback):
             with closing(run.streams["train"](0)) as stream:
                 batches = list(islice(stream, batch.accumulation))
             held = [digest for batch in batches for digest in sample_digests(batch)]
-            found = {digest for digests in gather(run.groups.control, held) for digest in digests}
+            found = {digest for digests in all_gather_object(run.groups.control, held) for digest in digests}
             return sha256(" ".join(sorted(found)).encode()).hexdigest()[:16]
 
         return cls(

@@ -10,8 +10,8 @@ from typing import Self
 
 from torch import Tensor
 
-from neox_config.counted import counted
 from neox_config.errors import NeoXError
+from neox_config.pluralize import pluralize
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.outcome import shared_outcome
 from neox_model.metrics.bus import read_back
@@ -147,7 +147,7 @@ class NonfiniteGuard(Callback):
             self.run.settle()
             listed = "; ".join(str(each) for each in self._in_a_row[-3:])
             at_minimum = "" if floor is None else f" with the loss scale at its minimum, {floor:g}"
-            count = counted(len(self._in_a_row), "update in a row was", "updates in a row were")
+            count = pluralize(len(self._in_a_row), "update in a row was", "updates in a row were")
             raise NeoXError(
                 f"the last {count} skipped{at_minimum}, because a loss "
                 f"or a gradient was not finite ({listed}); resume from the last checkpoint with a smaller "

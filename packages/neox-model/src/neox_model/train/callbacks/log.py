@@ -9,7 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from neox_launcher.protocol.pace import Pace
+from neox_launcher.protocol.eta import Eta
 from neox_model.metrics.bus import SKIPPED, SPIKE, SPIKE_LIMIT
 from neox_model.metrics.memory import memory_metrics
 from neox_model.metrics.timers import Phases
@@ -60,7 +60,7 @@ class LogCallback(Callback):
 
     def on_start(self) -> None:
         """Start the timer."""
-        self._pace = Pace(self._clock)
+        self._pace = Eta(self._clock)
         self.on_resume()
         self._rate, self._momentum = self.run.schedule.current_rate, self.run.schedule.current_momentum
         self._first, self._logged = self.run.state.iteration + 1, self._clock()

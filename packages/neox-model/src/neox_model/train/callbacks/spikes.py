@@ -9,9 +9,9 @@ from typing import Literal, NoReturn, Self
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from neox_config.counted import counted
 from neox_config.errors import NeoXError
 from neox_config.facts.spikes import REPEATED_SPIKES, ROLLBACK
+from neox_config.pluralize import pluralize
 from neox_model.engine.contract import PendingUpdate
 from neox_model.parallel.collectives import all_reduce
 from neox_model.train.data.batch import Batch
@@ -193,7 +193,7 @@ class SpikeHandler(Callback):
         self._last = spike.number
         if self._in_a_row >= self._patience:
             self.run.settle()
-            skipped = counted(self._in_a_row, "update in a row was", "updates in a row were")
+            skipped = pluralize(self._in_a_row, "update in a row was", "updates in a row were")
             raise RepeatedSpikesError(
                 f"the last {skipped} skipped because of spikes of the loss: "
                 f"{_described(spike)}; its batch contains {_data(self.run, spike.samples)}; {_REMEDY}"

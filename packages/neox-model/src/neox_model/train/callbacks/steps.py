@@ -6,9 +6,9 @@ from dataclasses import replace
 from itertools import islice
 from typing import Self
 
-from neox_config.counted import counted
 from neox_config.extras.data_efficiency.curricula import length_schedule
-from neox_model.checkpoint.outcome import gather
+from neox_config.pluralize import pluralize
+from neox_model.parallel.control import all_gather_object
 from neox_model.parallel.groups import Groups
 from neox_model.train.data.batch import Batch
 from neox_model.train.run import Callback, Run
@@ -63,7 +63,7 @@ class EmptyMicroBatches(Callback):
 
     def _warn(self) -> None:
         """Warn of what was counted on all ranks, which they then no longer count. Collective."""
-        found = gather(self._control, (self._empty, self._all))
+        found = all_gather_object(self._control, (self._empty, self._all))
         empty, total = (sum(column) for column in zip(*found, strict=True))
         self._has_warned = empty > 0
         if empty and self._control.rank == 0:
@@ -72,7 +72,7 @@ class EmptyMicroBatches(Callback):
                 "micro-batches: the loss and the gradients are too small; set loss-normalization: global to "
                 "average over tokens",
                 empty,
-                counted(total, "micro-batch", "micro-batches"),
+                pluralize(total, "micro-batch", "micro-batches"),
             )
 
 

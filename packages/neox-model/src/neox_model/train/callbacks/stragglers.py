@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import Self
 
-from neox_model.checkpoint.outcome import collect
 from neox_model.metrics.compute_time import HOST_CLOCK, ComputeTime, device_clock
 from neox_model.metrics.memory import peak_bytes
+from neox_model.parallel.control import gather_object
 from neox_model.parallel.groups import Groups
 from neox_model.train.run import Callback, Run
 from neox_model.train.state import StepReport
@@ -170,7 +170,7 @@ class StragglersCallback(Callback):
                 seconds=self._time.read(),
                 peak_bytes=self._largest,
             )
-            reports = collect(self._groups.control, mine)
+            reports = gather_object(self._groups.control, mine)
             if reports:
                 self._compare(reports)
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from neox_model.checkpoint.logical import engine_fragments, is_written_here, optimizer_parts
-from neox_model.checkpoint.outcome import collect, gather
 from neox_model.checkpoint.replica_states import shared_weight
 from neox_model.engine.contract import Engine, PendingUpdate, Update
 from neox_model.parallel.collectives import all_reduce
+from neox_model.parallel.control import all_gather_object, gather_object
 from neox_model.parallel.groups import Groups
 from neox_model.train.callbacks.measurement import Measurement
 from neox_model.train.run import Run
@@ -46,7 +46,7 @@ def tensor_norms(engine: Engine, groups: Groups, *, parameters: bool, states: bo
         for name, values in _pieces(engine, groups, parameters=parameters, states=states):
             square = torch.linalg.vector_norm(values, dtype=torch.float32).square().item()
             squares[name] = squares.get(name, 0.0) + square
-    names = sorted({name for held in gather(groups.control, list(squares)) for name in held})
+    names = sorted({name for held in all_gather_object(groups.control, list(squares)) for name in held})
     totals = torch.tensor([squares.get(name, 0.0) for name in names], dtype=torch.float64)
     return dict(zip(names, all_reduce(totals, groups.control).sqrt().tolist(), strict=True))
 
@@ -126,7 +126,7 @@ class GradientNorms(Measurement):
         is_sent = self._groups.data.rank == 0 and self._groups.model.rank == 0
         norms = torch.stack(list(measured.values())).tolist() if is_sent and measured else []
         sent = dict(zip(measured, norms, strict=True)) if is_sent else {}
-        stages = collect(self._groups.control, sent)
+        stages = gather_object(self._groups.control, sent)
         return {f"gradient_norms/{name}": norm for stage in stages for name, norm in stage.items()}
 
     def _keep(self, pending: PendingUpdate) -> None:

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from neox_config import Resolved
-from neox_config.counted import counted
 from neox_config.derive.tokenizer import tokenizer_files
 from neox_config.extras.data_efficiency.curricula import (
     NO_DIFFICULTIES,
@@ -16,6 +15,7 @@ from neox_config.extras.data_efficiency.curricula import (
 )
 from neox_config.extras.data_efficiency.difficulty import DifficultySchedule
 from neox_config.extras.data_efficiency.fields import DataEfficiencySection
+from neox_config.pluralize import pluralize
 from neox_config.schema.sections.data import DataSection
 from neox_config.schema.sections.training import TrainingSection
 from neox_config.spec.run import Batch
@@ -179,8 +179,8 @@ def drawn_by_difficulty(
         return dataset
     if not position.knows_batch_sizes:
         raise DataError(
-            f"the checkpoint's training read {counted(position.samples, 'sample')} in "
-            f"{counted(position.iteration, 'iteration')} but does not record the batch sizes, so the "
+            f"the checkpoint's training read {pluralize(position.samples, 'sample')} in "
+            f"{pluralize(position.iteration, 'iteration')} but does not record the batch sizes, so the "
             "remaining samples of the curriculum are "
             "unknown; set finetune: true to start the curriculum again, or "
             "data_efficiency.data_sampling.curriculum_learning.enabled: false to continue without it"
@@ -228,7 +228,7 @@ def check_passes(
     if samples // batch.whole != iterations:
         raise DataError(
             f"{prefix} has {tokens:,} tokens for training on this host, which are "
-            f"{counted(samples // batch.whole, 'iteration')} (train-epochs: {epochs:,}), but the training "
+            f"{pluralize(samples // batch.whole, 'iteration')} (train-epochs: {epochs:,}), but the training "
             f"was started with {iterations:,}; make sure that all hosts read the same files"
         )
     if position.samples != position.iteration * batch.whole:

@@ -11,20 +11,20 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from neox_config.counted import counted
 from neox_config.errors import NeoXError
+from neox_config.pluralize import pluralize
 from neox_model.checkpoint.logical import computing_fragments, engine_fragments
-from neox_model.checkpoint.outcome import gather
 from neox_model.checkpoint.replica_states import is_replica_state, replicas_differ, shared_weight
 from neox_model.engine.contract import Engine
 from neox_model.parallel.collectives import all_reduce
+from neox_model.parallel.control import all_gather_object
 from neox_model.parallel.fingerprint import fingerprint
 from neox_model.parallel.groups import Group
 from neox_model.parallel.logical import is_stage_copy
 from neox_model.train.run import Callback, Run
 from neox_model.train.state import StepReport
 
-__all__ = ["CopiesCallback", "CopiesDifferError"]
+__all__ = ["CopiesDifferError", "ReplicaCheck"]
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class _Copy:
     value: int
 
 
-class CopiesCallback(Callback):
+class ReplicaCheck(Callback):
     """Compares copies at the end of each interval, and before each save.
 
     Copies are what data-parallel ranks hold whole. With one data-parallel rank, they are what tensor-parallel
@@ -106,7 +106,7 @@ class CopiesCallback(Callback):
         engine, groups = self.run.engine, self.run.groups
         fragments = [] if engine.update.splits_over_data else computing_fragments(engine)
         copies = [fragment.name for fragment in fragments if is_stage_copy(fragment.held.param)]
-        self._tied = sorted({name for names in gather(groups.control, copies) for name in names})
+        self._tied = sorted({name for names in all_gather_object(groups.control, copies) for name in names})
         has_copies = groups.data.size > 1 or groups.model.size > 1 or bool(self._tied)
         if not has_copies and groups.world.rank == 0:
             logger.warning("sdc-check-interval has no effect: no rank holds a copy of another's weights")
@@ -132,7 +132,7 @@ class CopiesCallback(Callback):
         self._compared = iteration
         different, control = self._different(), self.run.groups.control
         if all_reduce(torch.tensor(len(different)), control, ReduceOp.MAX):
-            reports = gather(control, (socket.gethostname(), different))
+            reports = all_gather_object(control, (socket.gethostname(), different))
             self.run.settle()
             raise CopiesDifferError(_describe(reports, iteration))
 
@@ -202,7 +202,7 @@ def _describe(reports: Sequence[tuple[str, Sequence[_Copy]]], iteration: int) ->
             tensors.setdefault((copy.name, copy.members), {})[rank] = copy.value
     texts = [_difference(name, values, hosts) for (name, _), values in tensors.items()]
     more = (
-        f"; {counted(len(texts) - _SHOWN, 'more tensor differs', 'more tensors differ')}"
+        f"; {pluralize(len(texts) - _SHOWN, 'more tensor differs', 'more tensors differ')}"
         if len(texts) > _SHOWN
         else ""
     )

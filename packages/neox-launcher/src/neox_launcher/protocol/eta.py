@@ -3,13 +3,13 @@
 import math
 from collections.abc import Callable
 
-__all__ = ["Pace"]
+__all__ = ["Eta"]
 
 # Until old iterations count for less than a third.
 _MEMORY_SECONDS = 1800.0
 
 
-class Pace:
+class Eta:
     """The time per iteration, evaluations and saves included; the last half hour counts most.
 
     Args:

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import Parameter
 
-__all__ = ["Held", "first_row"]
+__all__ = ["ParamShard", "first_row"]
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class ParamShard:
     """A run of one parameter's local elements, and the optimizer tensor with their master copy.
 
     Args:

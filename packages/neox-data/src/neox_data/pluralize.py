@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-__all__ = ["counted", "first_few"]
+__all__ = ["first_few", "pluralize"]
 
 
-def counted(number: int, one: str, many: str | None = None) -> str:
+def pluralize(number: int, one: str, many: str | None = None) -> str:
     """Return a number with its noun: 1 document, 2,000 documents; `many` is the plural of `one`."""
     return f"{number:,} {one if number == 1 else many or f'{one}s'}"
 

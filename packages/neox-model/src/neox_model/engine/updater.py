@@ -17,16 +17,16 @@ from neox_model.optim.gradient_norm import global_gradient_norm, share_of_zeros,
 from neox_model.optim.mixed_precision import MixedPrecisionOptimizer, guard_loss
 from neox_model.parallel.collectives import all_reduce
 from neox_model.parallel.groups import Groups
-from neox_model.parallel.held import Held
 from neox_model.parallel.logical import named_logical_parameters
+from neox_model.parallel.param_shard import ParamShard
 
 if TYPE_CHECKING:
     from neox_model.parallel.sharding import ShardedModel
 
-__all__ = ["OwnUpdate"]
+__all__ = ["Updater"]
 
 
-class OwnUpdate:
+class Updater:
     """The update of an engine that leaves reduction, clipping and the optimizer to us.
 
     Args:
@@ -151,17 +151,17 @@ class OwnUpdate:
             loss = all_reduce(loss, group, ReduceOp.MAX)
         return loss
 
-    def held(self) -> Iterator[Held]:
+    def param_shards(self) -> Iterator[ParamShard]:
         """Yield every parameter, or this rank's part of it, with its master weight."""
         return (held for held in self._all_held() if held.numel > 0)
 
-    def _all_held(self) -> Iterator[Held]:
+    def _all_held(self) -> Iterator[ParamShard]:
         """Yield what the optimizer updates, in its order, and also what is empty on this rank."""
         if self._sharded is not None:
-            yield from self._sharded.held_by(self.mixed.parameters)
+            yield from self._sharded.param_shards_of(self.mixed.parameters)
             return
         for param, master in zip(self.mixed.parameters, self.mixed.masters, strict=True):
-            yield Held(param, 0, param.numel(), master, 0, tuple(param.shape))
+            yield ParamShard(param, 0, param.numel(), master, 0, tuple(param.shape))
 
     def in_memory(self, *, changes: bool = False) -> AbstractContextManager[None]:
         """Do nothing: they always are."""

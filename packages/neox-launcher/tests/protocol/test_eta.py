@@ -1,11 +1,11 @@
 import pytest
 
-from neox_launcher.protocol.pace import Pace
+from neox_launcher.protocol.eta import Eta
 
 
 def test_the_pace_leaves_the_first_iteration_out_and_forgets_slowly():
     now = 0.0
-    pace = Pace(lambda: now)
+    pace = Eta(lambda: now)
     assert pace.note(1) is None
     now = 60.0
     assert pace.note(31) == pytest.approx(2.0)
@@ -20,7 +20,7 @@ def test_the_pace_leaves_the_first_iteration_out_and_forgets_slowly():
 
 def test_a_pause_is_left_out_of_the_pace():
     now = 0.0
-    pace = Pace(lambda: now)
+    pace = Eta(lambda: now)
     pace.leave_out()
     pace.note(1)
     now = 4.0

@@ -1,6 +1,6 @@
 """The message about copies that differ names tensors, ranks and hosts."""
 
-from neox_model.train.callbacks.copies import _Copy, _describe
+from neox_model.train.callbacks.replica_check import _Copy, _describe
 
 
 def report(host: str, *values: tuple[str, tuple[int, ...], int]) -> tuple[str, list[_Copy]]:

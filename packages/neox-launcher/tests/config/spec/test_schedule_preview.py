@@ -5,7 +5,7 @@ import math
 import pytest
 
 from neox_config import resolve
-from neox_config.spec.course import learning_rate, spread_iterations
+from neox_config.spec.schedule_preview import learning_rate, spread_iterations
 
 
 def gpt_neox_rate(update, *, peak, minimum, warmup, decay):

@@ -1,4 +1,4 @@
-"""Build our update (`own_update.py`), which both engines use at ZeRO stage 0."""
+"""Build our update (`updater.py`), which both engines use at ZeRO stage 0."""
 
 from collections.abc import Sequence
 
@@ -9,17 +9,17 @@ from torch.optim import Optimizer
 from neox_config.spec.run import RunSpec
 from neox_config.spec.update import LossScaling, UpdateSpec
 from neox_model.assembly.choices import DTYPES, computing_device
-from neox_model.engine.own_update import OwnUpdate
+from neox_model.engine.updater import Updater
 from neox_model.optim.loss_scale import LossScale
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.optim.mixed_precision import MixedPrecisionOptimizer, Tie
 from neox_model.parallel.gradient_reduction import GradientReduction
 from neox_model.parallel.groups import Groups
 
-__all__ = ["build_loss_scale", "build_own_update", "share_masters"]
+__all__ = ["build_loss_scale", "build_updater", "share_masters"]
 
 
-def build_own_update(
+def build_updater(
     run: RunSpec,
     chosen: UpdateSpec,
     model: nn.Module,
@@ -28,7 +28,7 @@ def build_own_update(
     *,
     groups: Groups,
     ties: Sequence[Tie] = (),
-) -> OwnUpdate:
+) -> Updater:
     """Build the update of a model whose replicas hold all weights.
 
     It averages gradients at its start, unless the engine announces the last backward pass
@@ -67,7 +67,7 @@ def build_own_update(
     )
     if groups.data.size > 1 and run.reduces_early(on_gpu=computing_device().type != "cpu"):
         mixed.reduce_early(reduction, model.parameters())
-    return OwnUpdate(mixed, model, groups)
+    return Updater(mixed, model, groups)
 
 
 def build_loss_scale(scaling: LossScaling | None, device: torch.device) -> LossScale | None:

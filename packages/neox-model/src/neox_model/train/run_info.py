@@ -17,33 +17,33 @@ from typing import Any
 import torch
 from torch import nn
 
-from neox_config.counted import counted
 from neox_config.estimate import flops_per_token
 from neox_config.estimate.resolved import estimate_resolved
 from neox_config.extras.compression.fields import LayerReduction
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
+from neox_config.pluralize import pluralize
 from neox_config.spec.model import ModelSpec
 from neox_config.spec.resolve import derived_values
 from neox_config.spec.resume import flat_values
 from neox_config.spec.run import RunSpec
 from neox_config.spec.update import DataSpec
 from neox_launcher.worker.reporting import RESTART_VARIABLE
-from neox_model.checkpoint.outcome import gather
 from neox_model.metrics.peaks import peak_tflops
 from neox_model.metrics.throughput import Throughput
+from neox_model.parallel.control import all_gather_object
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.train.run import Run
 from neox_model.versions import package_versions
 
-__all__ = ["about_run", "code_version", "describe_size", "device_name", "first_weights", "model_throughput"]
+__all__ = ["code_version", "describe_size", "device_name", "first_weights", "model_throughput", "run_info"]
 
 logger = logging.getLogger(__name__)
 
 _OURS = ("neox_config", "neox_launcher", "neox_data", "neox_kernels", "neox_model")
 
 
-def about_run(run: Run, *, weights: str | None) -> dict[str, Any]:
+def run_info(run: Run, *, weights: str | None) -> dict[str, Any]:
     """Return the content of the event `start` as plain values, without secrets.
 
     Args:
@@ -161,9 +161,9 @@ def model_throughput(spec: ModelSpec, run: RunSpec, model: nn.Module, groups: Gr
         name: (parameter.logical.shape, parameter.requires_grad)  # type: ignore[attr-defined]
         for name, parameter in named_logical_parameters(model)
     }
-    stages = gather(groups.control, held) if groups.pipe.size > 1 else [held]
+    stages = all_gather_object(groups.control, held) if groups.pipe.size > 1 else [held]
     held = {name: parameter for stage in stages for name, parameter in stage.items()}
-    layers = counted(len(spec.layers), "layer")
+    layers = pluralize(len(spec.layers), "layer")
     logger.info("the model has %s in %s", describe_size(list(held.values())), layers)
     # Towers have a prefix, and vocabularies of one size.
     entries = next(shape[0] for name, (shape, _) in held.items() if name.endswith(TOKEN_EMBEDDING))

@@ -134,7 +134,7 @@ RANDOM_FLIPS, CLEAN_STEPS = 200, 20_000
 
 def flip_and_train() -> dict[str, int]:
     """Compare after each of many steps without a fault and after random flips; return the alarms of both."""
-    from neox_model.train.callbacks.copies import CopiesCallback, CopiesDifferError, _pieces
+    from neox_model.train.callbacks.replica_check import CopiesDifferError, ReplicaCheck, _pieces
     from support.runs import a_run
     from support.worlds import forget_deepspeeds_world
 
@@ -146,7 +146,7 @@ def flip_and_train() -> dict[str, int]:
         resolved = resolved_from(layouts.SETTINGS | layouts.WIDE | ADAM | settings, devices=2)
         engine, step, groups, _ = layouts.start(resolved)
         batches = cycle(list(layouts.batches_of(resolved, groups)))
-        run = a_run(copies := CopiesCallback(1), engine=engine, groups=groups)
+        run = a_run(copies := ReplicaCheck(1), engine=engine, groups=groups)
         copies.on_load()
         for iteration in range(math.ceil(CLEAN_STEPS / len(flat))):
             step(batches)
