@@ -24,7 +24,7 @@ ROOMS = {
         "log": set(),
         "atomic": set(),
         "interrupts": set(),
-        "counted": set(),
+        "pluralize": set(),
         "finite_json": set(),
         "formats": set(),
         "files": set(),
@@ -34,17 +34,17 @@ ROOMS = {
         "facts": {"files"},
         "problems": {"errors"},
         "schema": {"facts", "problems"},
-        "derive": {"schema", "facts", "problems", "errors", "counted"},
-        "spec": {"derive", "schema", "facts", "problems", "errors", "counted"},
+        "derive": {"schema", "facts", "problems", "errors", "pluralize"},
+        "spec": {"derive", "schema", "facts", "problems", "errors", "pluralize"},
         # Rare features, which only the modules of USES_EXTRAS import.
-        "extras": {"derive", "schema", "facts", "problems", "errors", "counted"},
+        "extras": {"derive", "schema", "facts", "problems", "errors", "pluralize"},
         "estimate": {"spec", "derive", "schema", "facts", "problems", "errors"},
-        "rules": {"derive", "schema", "facts", "problems", "counted"},
+        "rules": {"derive", "schema", "facts", "problems", "pluralize"},
         "read": {"rules", "derive", "schema", "facts", "problems", "errors", "atomic", "files", "names"},
         "catalogue": {"read", "estimate", "spec", "derive", "facts", "problems", "errors"},
         "describe": {
             *("catalogue", "read", "estimate", "spec", "derive", "schema", "facts", "problems", "errors"),
-            *("counted", "names"),
+            *("pluralize", "names"),
         },
     },
     "neox_launcher": {
@@ -140,7 +140,7 @@ ROOMS = {
                 "optim",
                 "parallel",
             ),
-            *("processes", "torch_compat", "train", "worker", "errors"),
+            *("engine", "processes", "torch_compat", "train", "worker", "errors"),
         },
         "verify": {"checkpoint", "metrics", "worker", "errors"},
         "verify_layout": {"assembly", "checkpoint", "engine", "parallel", "train", "worker"},
@@ -167,7 +167,7 @@ READS_CONFIGURATION = (
 NOT_CONFIGURATION = tuple(
     f"neox_config.{room}"
     for room in (
-        *("errors", "atomic", "finite_json", "command_line", "interrupts", "counted", "formats"),
+        *("errors", "atomic", "finite_json", "command_line", "interrupts", "pluralize", "formats"),
         # Plain values that layers and optimizers may take as arguments.
         *("facts", "spec.model", "spec.run", "spec.update"),
     )

@@ -34,7 +34,7 @@ def test_lost_output_is_one_line_and_exit_code_1(name, redirection):
         assert (result.returncode, result.stderr) == (1, sentence)
 
 
-@pytest.mark.parametrize(("name", "copies"), [("interrupts.py", 3), ("counted.py", 2)])
+@pytest.mark.parametrize(("name", "copies"), [("interrupts.py", 3), ("pluralize.py", 2)])
 def test_every_package_has_the_same_handling(name, copies):
     """Copies differ in the name of their package alone."""
     paths = list(PACKAGES.glob(f"*/src/*/{name}"))

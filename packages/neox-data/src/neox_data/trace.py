@@ -115,8 +115,8 @@ def readings_at(data: TrainingData, iteration: int, rank: int | None = None) -> 
         if rank is not None:
             raise DataError(
                 f"iteration {iteration:,} read {pluralize(size, 'sample')}, which is not this "
-                "configuration's batch size, and the checkpoint does not record which rank read which; remove "
-                "--rank, or set the batch size and the devices of that iteration"
+                "configuration's batch size, and the checkpoint does not record which rank read which; "
+                "remove --rank, or set the batch size and the devices of that iteration"
             )
         for item in range(first, first + size):
             yield reading_of(data, item)
