@@ -140,7 +140,7 @@ install_all() {
     # Used only to compare data files and sample orders, so its dependencies are not installed.
     stage "megatron-core, for tests" pip_install --no-deps megatron-core
     stage "first import" import_once "deepspeed, pytest, neox_data.preprocess.cli, neox_launcher.cli.launch,\
-        neox_model.convert.to_hf, neox_model.scoring.harness, neox_model.serve.run, neox_model.train.run"
+        neox_model.convert.to_hf, neox_model.scoring.harness, neox_model.serve.run, neox_model.train.open_run"
 }
 
 install() {

@@ -32,7 +32,8 @@ def test_a_model_that_multiplies_rounding_is_proven_and_a_difference_in_it_is_fo
     weights = {name: value * (16 if value.dim() == 2 else 1) for name, value in weights.items()}
     save_file(weights, theirs / "model.safetensors", metadata={"format": "pt"})
     result = from_hf(theirs, tmp_path / "ours")
-    assert max(result["largest_differences"].values()) < 1e-4
+    # CPUs differ in their rounding: 5e-5 on one, 4e-4 on another.
+    assert max(result["largest_differences"].values()) < 1e-3
     load = whole.load_model
 
     def changed(*arguments):

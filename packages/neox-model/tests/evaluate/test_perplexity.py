@@ -63,7 +63,7 @@ def test_too_little_memory_for_the_weights_asks_for_a_larger_device(monkeypatch,
 
 
 def test_too_little_memory_for_the_samples_asks_for_smaller_micro_batches(monkeypatch, alone):
-    for name in ("build_model", "recorded_values", "load_weights", "build_forward", "retrieval_model"):
+    for name in ("build_model", "recorded_values", "load_weights", "build_forward", "retrieval_loss"):
         monkeypatch.setattr(perplexity, name, Mock())
     monkeypatch.setattr(perplexity, "Evaluator", Full)
     assert shows(refusal(), "CUDA", "train-micro-batch-size-per-gpu", "model-parallel-size")

@@ -53,7 +53,9 @@ def broken_rules(config: NeoXConfig, places: Mapping[str, Place]) -> list[Proble
     problems: list[Problem] = []
     for rule in RULES:
         with suppress(InvalidValue):
-            code = f"{rule.__module__.rpartition('.')[2]}.{rule.__name__}"
+            # `rules/model.py`, or `extras/compression/rules.py`.
+            subject = rule.__module__.removesuffix(".rules").rpartition(".")[2]
+            code = f"{subject}.{rule.__name__}"
             for found in rule(config):
                 value = in_words(config.value_of(found.name))
                 placed = found.located(place_near(places, found.name), value)

@@ -5,7 +5,7 @@ from neox_model.worker import worker_command
 __all__ = ["main"]
 
 main = worker_command(
-    "neox_model.train.run:train_in",
+    "neox_model.train.open_run:train_in",
     "Train the configured model as one worker of a job.",
     preflight="train",
     saves_when_warned=True,
