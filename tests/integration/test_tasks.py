@@ -84,7 +84,8 @@ def run_ours(load, tasks, layouts):
     import torch.distributed as dist
 
     from neox_config import load_config, resolve
-    from neox_model.generate.run import job_of, load_forward
+    from neox_model.generate.modes import Job
+    from neox_model.generate.run import load_forward
     from neox_model.parallel.topology import create_groups
     from neox_model.processes import load_tokenizer
     from neox_model.scoring import harness
@@ -109,18 +110,15 @@ def run_ours(load, tasks, layouts):
         forward, _ = load_forward(resolved, load, groups, tokenizer)
         found = [evaluation.run(lambda: forward, iteration=0) for _ in range(2 if settings == () else 1)]  # noqa: B023
         scorer = Scorer(forward, seq_length=96, batch_tokens=200)
-        job = job_of(
+        job = Job(
             config.generation,
             forward,
             tokenizer,
             groups,
             seed=config.training.seed,
             seq_length=resolved.run.batch.length,
-            reads_every_token=False,
         )
-        model = harness.HarnessModel(
-            scorer, job.engine, tokenizer, groups, batch_size=job.batch_size, seed=job.seed
-        )
+        model = harness.HarnessModel(scorer, job)
         results[name] = {"tasks": None, **direct(model, model)}
         if found[0] is not None:
             first, second = (plain(one.tasks["results"]) for one in (found[0], found[-1]))
@@ -394,13 +392,11 @@ def test_bos_is_scored_by_rolling_tasks_as_elsewhere_and_not_in_texts(tmp_path, 
     options = ("--config", "imported/model.yml", "--set", "eval-results-prefix=results/run")
     done = launch(tmp_path, "evaluate", *options, *evaluated, seconds=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "'<s>', which the" in done.stdout
     (path,) = (tmp_path / "results").iterdir()
     results = json.loads(path.read_text())
     bits = -1 / math.log(2) / sum(len(text.encode()) for text in TEXTS)
     assert results["perplexity"]["bits_per_byte"]["value"] == pytest.approx(sum(once) * bits, rel=1e-5)
     assert results["results"]["stories"]["bits_per_byte,none"] == pytest.approx(sum(twice) * bits, rel=1e-5)
-    assert len(results["notes"]) == 1
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -34,15 +34,12 @@ __all__ = [
     "foreach_copy_",
     "foreach_mul_",
     "foreach_norm",
-    "has_packed_products",
     "init_process_group",
     "leave_new_memory_unfilled",
     "limit_gloo_threads",
     "limit_graphs",
     "mark_optimizer_methods",
     "on_out_of_memory",
-    "pack_weight",
-    "packed_product",
     "recompile_limit_error",
     "record_memory_history",
     "reduce_scatter_single",
@@ -60,24 +57,6 @@ foreach_norm = torch._foreach_norm
 # The names since torch 2.13, where the older ones warn, and before.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-
-def has_packed_products() -> bool:
-    """Return True if this build of PyTorch has the functions that its compiler uses for constant weights."""
-    names = ("_reorder_linear_weight", "_linear_pointwise")
-    return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in names)
-
-
-def pack_weight(weight: Tensor, rows: int) -> Tensor:
-    """Return an opaque copy of a weight_OI for products of about this number of rows."""
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
-    return packed
-
-
-def packed_product(inputs_RI: Tensor, packed: Tensor) -> Tensor:
-    """Return inputs_RI @ weight_OI.T with a packed weight."""
-    outputs_RO: Tensor = torch.ops.mkldnn._linear_pointwise(inputs_RI, packed, None, "none", [], "")
-    return outputs_RO
 
 
 # A build of PyTorch has some of these, depending on its communication libraries.

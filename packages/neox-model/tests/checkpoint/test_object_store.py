@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from neox_model.parallel.groups import SINGLE_PROCESS
 from support.checkpoint_runs import Run
 from support.refusals import refused
 
+pytestmark = pytest.mark.usefixtures("memory")
 URL = "memory://bucket/run"
 CHUNK = 5 * 2**20
 
@@ -54,21 +54,17 @@ class DyingStore(ObjectStore):
         super().delete(name)
 
 
-@pytest.fixture(autouse=True)
-def memory() -> Iterator[fsspec.AbstractFileSystem]:
-    """Store of `memory://`, empty before and after."""
-    system = fsspec.filesystem("memory")
-    system.store.clear()
-    yield system
-    system.store.clear()
-    system.pseudo_dirs[:] = [""]
-
-
 def saved(folder: Path, *, updates: int = 1) -> tuple[Run, Path]:
     run = Run(layers=2)
     for _ in range(updates):
         run.train()
     return run, run.save(folder)
+
+
+def uploaded(folder: Path, *, updates: int = 1) -> tuple[Run, Path]:
+    run, checkpoint = saved(folder, updates=updates)
+    upload(checkpoint, DyingStore(URL))
+    return run, checkpoint
 
 
 def loaded(url: str, cache: Path) -> Run | None:
@@ -89,7 +85,6 @@ def test_what_was_uploaded_is_loaded(tmp_path):
         *(f"write global_step1/{MANIFEST}", f"write {LATEST}"),
     ]
     found = loaded(URL, tmp_path / "cache")
-    assert found is not None
     assert (found.iteration, found.weights, found.states) == (1, run.weights, run.states)
     manifest = (folder / MANIFEST).read_bytes()
     downloaded = checkpoint_folder(URL, "global_step1", manifest, cache=str(tmp_path / "cache"))
@@ -107,44 +102,35 @@ def test_a_store_that_goes_away_shows_the_earlier_checkpoint_until_the_new_one_i
         with refused(CheckpointError, "went away"):
             upload(folder, DyingStore(url, dies_before=death))
         run = loaded(url, tmp_path / "cache")
-        assert run is not None
         assert (run.iteration, run.weights) == (1, first.weights)
     upload(folder, DyingStore(url))
     run = loaded(url, tmp_path / "cache")
-    assert run is not None
     assert (run.iteration, run.weights, run.states) == (2, second.weights, second.states)
 
 
 def test_a_replaced_checkpoint_is_the_old_one_or_incomplete_or_the_new_one(tmp_path):
-    old, folder = saved(tmp_path / "save")
-    upload(folder, DyingStore(URL))
+    old, folder = uploaded(tmp_path / "save")
     new, folder = saved(tmp_path / "save")
     for death in range(4):
         with refused(CheckpointError, "went away"):
             upload(folder, DyingStore(URL, dies_before=death))
-        if death == 0:
-            assert loaded(URL, tmp_path / "cache").weights == old.weights
+        if death in (0, 3):
+            assert loaded(URL, tmp_path / "cache").weights == (new if death else old).weights
             continue
-        expected = new.weights if death == 3 else None
-        if expected is None:
-            with refused(CheckpointError, "'global_step1'"):
-                loaded(URL, tmp_path / "cache")
-        else:
-            assert loaded(URL, tmp_path / "cache").weights == expected
+        with pytest.raises(CheckpointError, match=r"names 'global_step1', which is not a complete"):
+            loaded(URL, tmp_path / "cache")
     assert old.weights != new.weights
 
 
 def test_a_checkpoint_that_the_store_has_is_not_uploaded_again(tmp_path):
-    _, folder = saved(tmp_path / "save")
-    upload(folder, DyingStore(URL))
+    _, folder = uploaded(tmp_path / "save")
     again = DyingStore(URL)
     upload(folder, again)
     assert again.changes == [f"write {LATEST}"]
 
 
 def test_a_checkpoint_that_is_deleted_meanwhile_stays_incomplete(tmp_path):
-    _, folder = saved(tmp_path / "save")
-    upload(folder, DyingStore(URL))
+    _, folder = uploaded(tmp_path / "save")
     _, folder = saved(tmp_path / "save", updates=2)
 
     class DeletingStore(DyingStore):
@@ -165,20 +151,8 @@ def test_a_truncated_shard_is_not_uploaded(tmp_path):
     assert loaded(URL, tmp_path / "cache") is None
 
 
-def test_a_damaged_shard_in_the_store_is_refused_by_its_checksum(tmp_path, memory):
-    _, folder = saved(tmp_path / "save")
-    upload(folder, DyingStore(URL))
-    path = "/bucket/run/global_step1/shard-00000.safetensors"
-    content = bytearray(memory.cat_file(path))
-    content[-1] ^= 1
-    memory.pipe_file(path, bytes(content))
-    with refused(CheckpointError, "2 times"):
-        loaded(URL, tmp_path / "cache")
-
-
 def test_an_interrupted_download_continues_with_the_shards_that_are_sound(tmp_path):
-    run, folder = saved(tmp_path / "save")
-    upload(folder, DyingStore(URL))
+    run, folder = uploaded(tmp_path / "save")
     manifest = (folder / MANIFEST).read_bytes()
     cached = checkpoint_folder(URL, "global_step1", manifest, cache=str(tmp_path / "cache"))
     partial = folders.unfinished(cached / "global_step1")
@@ -191,9 +165,9 @@ def test_an_interrupted_download_continues_with_the_shards_that_are_sound(tmp_pa
         fetched: list[str] = []
 
         class CountingStore(DyingStore):
-            def download(self, name: str, path: Path, fetched: list[str] = fetched) -> None:
+            def download(self, name: str, path: Path, ranges: Any = None, fetched: Any = fetched) -> None:
                 fetched.append(name)
-                super().download(name, path)
+                super().download(name, path, ranges)
 
         download(CountingStore(URL), "global_step1", manifest, cached)
         assert fetched == [f"global_step1/{shard}"] * expected
@@ -203,13 +177,10 @@ def test_an_interrupted_download_continues_with_the_shards_that_are_sound(tmp_pa
 
 
 def test_a_folder_to_load_from_stays_as_it_is_while_others_download(tmp_path):
-    run, folder = saved(tmp_path / "save")
-    upload(folder, DyingStore(URL))
+    run, _ = uploaded(tmp_path / "save")
     first = local_folder(URL, SINGLE_PROCESS, cache=str(tmp_path / "cache"), patience=0.0)
-    _, folder = saved(tmp_path / "save", updates=2)
-    upload(folder, DyingStore(URL))
+    uploaded(tmp_path / "save", updates=2)
     second = local_folder(URL, SINGLE_PROCESS, cache=str(tmp_path / "cache"), patience=0.0)
-    assert first is not None
     assert second != first
     again = Run(layers=2)
     again.load(first)
@@ -218,10 +189,8 @@ def test_a_folder_to_load_from_stays_as_it_is_while_others_download(tmp_path):
 
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_a_damaged_download_is_repaired(tmp_path, caplog, is_cut):
-    run, folder = saved(tmp_path / "save")
-    upload(folder, DyingStore(URL))
+    run, _ = uploaded(tmp_path / "save")
     cached = local_folder(URL, SINGLE_PROCESS, cache=str(tmp_path / "cache"), patience=0.0)
-    assert cached is not None
     shard = cached / "global_step1/shard-00000.safetensors"
     content = shard.read_bytes()
     shard.write_bytes(content[:-1] if is_cut else content[:-1] + bytes([content[-1] ^ 1]))
@@ -270,7 +239,6 @@ def test_of_a_checkpoint_whose_states_are_not_read_only_the_weights_are_download
     with refused(CheckpointError, "/exp_avg"):
         Run(width=5_000, layers=3).load(cached)
     whole = local_folder(URL, SINGLE_PROCESS, cache=str(tmp_path / "cache"), patience=0.0)
-    assert whole is not None
     assert whole != cached
     again.load(whole)
     assert (again.weights, again.states) == (run.weights, run.states)
@@ -279,14 +247,15 @@ def test_of_a_checkpoint_whose_states_are_not_read_only_the_weights_are_download
 @pytest.mark.parametrize("tensor", ["0", "0/exp_avg"])
 def test_damage_in_the_store_is_found_in_what_is_downloaded(tmp_path, memory, monkeypatch, tensor):
     monkeypatch.setattr(downloads, "_JOINED_BYTES", 1)
-    run, folder = saved(tmp_path / "save")
-    upload(folder, DyingStore(URL))
+    run, folder = uploaded(tmp_path / "save")
     [file] = Manifest.read(folder).files
     path = f"/bucket/run/global_step1/{file}"
     content = bytearray(memory.cat_file(path))
     first, _ = ShardFile(folder / file, len(content)).span(f"layers.{tensor}")
     content[first] ^= 1
     memory.pipe_file(path, bytes(content))
+    with pytest.raises(CheckpointError, match=rf"downloaded 2 times: .* of layers.{tensor} does not"):
+        loaded(URL, tmp_path / "cache")
     if tensor == "0":
         with refused(CheckpointError, "2 times", "layers.0"):
             weights_only(tmp_path / "cache")
@@ -298,8 +267,7 @@ def test_damage_in_the_store_is_found_in_what_is_downloaded(tmp_path, memory, mo
 
 @pytest.mark.parametrize("left", [3, 100, -1])
 def test_a_truncated_object_is_refused_by_its_size(tmp_path, memory, left):
-    _, folder = saved(tmp_path / "save")
-    upload(folder, DyingStore(URL))
+    _, folder = uploaded(tmp_path / "save")
     [(file, size)] = Manifest.read(folder).files.items()
     path = f"/bucket/run/global_step1/{file}"
     memory.pipe_file(path, memory.cat_file(path)[:left])
@@ -311,7 +279,7 @@ def test_a_truncated_object_is_refused_by_its_size(tmp_path, memory, left):
 def test_a_local_file_that_fails_is_neither_repeated_nor_an_error_of_the_store(tmp_path, caplog):
     store = ObjectStore(URL, chunk_bytes=CHUNK, patience=0.1)
     store.write("name", io.BytesIO(b"content"))
-    with refused(CheckpointError, "/dev/full"):
+    with pytest.raises(OSError, match="Invalid argument"):
         store.download("name", Path("/dev/full"))
     with pytest.raises(IsADirectoryError):
         store.download("name", tmp_path)
@@ -393,8 +361,7 @@ def test_an_absent_bucket_is_no_empty_store(tmp_path, monkeypatch):
 
 
 def test_a_store_without_checkpoint_is_empty_whatever_was_downloaded_before(tmp_path, memory):
-    _, folder = saved(tmp_path / "save")
-    upload(folder, DyingStore(URL))
+    uploaded(tmp_path / "save")
     assert loaded(URL, tmp_path / "cache") is not None
     memory.store.clear()
     assert loaded(URL, tmp_path / "cache") is None
@@ -415,8 +382,7 @@ def test_a_store_without_checkpoint_is_empty_whatever_was_downloaded_before(tmp_
     ],
 )
 def test_a_store_whose_latest_is_wrong_is_refused(tmp_path, memory, latest, problem):
-    _, folder = saved(tmp_path / "save")
-    upload(folder, DyingStore(URL))
+    uploaded(tmp_path / "save")
     memory.rm_file(f"/bucket/run/{LATEST}")
     if latest is not None:
         memory.pipe_file(f"/bucket/run/{LATEST}", latest)
@@ -522,7 +488,6 @@ def test_a_checkpoint_that_was_being_replaced_is_uploaded_under_its_name(tmp_pat
     assert folders.upload_mark(hidden) == folders.upload_mark(folder)
     upload(hidden, DyingStore(URL))
     found = loaded(URL, tmp_path / "cache")
-    assert found is not None
     assert (found.iteration, found.weights) == (1, run.weights)
 
 
@@ -580,14 +545,12 @@ def test_closing_ends_the_upload_and_marks_of_a_killed_training_are_removed(tmp_
 
 
 def test_a_sound_download_is_used_while_another_process_holds_the_lock(tmp_path):
-    run, folder = saved(tmp_path / "save")
-    upload(folder, DyingStore(URL))
+    run, folder = uploaded(tmp_path / "save")
     manifest = (folder / MANIFEST).read_bytes()
     assert loaded(URL, tmp_path / "cache") is not None
     cache = checkpoint_folder(URL, "global_step1", manifest, cache=str(tmp_path / "cache"))
     with folder_lock(cache, patience=0.0, use="downloads to"):
         found = loaded(URL, tmp_path / "cache")
-    assert found is not None
     assert found.weights == run.weights
 
 

@@ -90,7 +90,6 @@ def test_a_server_that_goes_away_and_comes_back_has_the_whole_checkpoint(tmp_pat
     assert not any(name.startswith("global_step2") for name in objects(store))
     proxy.mend()
     run = loaded(tmp_path / "cache")
-    assert run is not None
     assert (run.iteration, run.weights) == (1, first.weights)
     uploads.finish()
     assert objects(store) == {
@@ -98,7 +97,6 @@ def test_a_server_that_goes_away_and_comes_back_has_the_whole_checkpoint(tmp_pat
         *(f"global_step{step}/{file}" for step in (1, 2) for file in (MANIFEST, "shard-00000.safetensors")),
     }
     run = loaded(tmp_path / "cache")
-    assert run is not None
     assert (run.iteration, run.weights, run.states) == (2, second.weights, second.states)
 
 
@@ -114,7 +112,6 @@ def test_a_server_that_stays_away_fails_the_upload_and_keeps_the_earlier_checkpo
         loaded(tmp_path / "cache", width=4)
     proxy.mend()
     run = loaded(tmp_path / "cache", width=4)
-    assert run is not None
     assert (run.iteration, run.weights) == (1, first.weights)
 
 

@@ -1,11 +1,9 @@
 """Only one training uploads to a store, and it is found out at its start whether uploads are possible."""
 
 import io
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 
 from neox_config.facts.checkpoints import LATEST, MANIFEST
@@ -17,17 +15,8 @@ from neox_model.checkpoint.upload import upload
 from support.checkpoint_runs import Run
 from support.refusals import refused, shows
 
+pytestmark = pytest.mark.usefixtures("memory")
 URL = "memory://bucket/run"
-
-
-@pytest.fixture(autouse=True)
-def memory() -> Iterator[fsspec.AbstractFileSystem]:
-    """Store of `memory://`, empty before and after."""
-    system = fsspec.filesystem("memory")
-    system.store.clear()
-    yield system
-    system.store.clear()
-    system.pseudo_dirs[:] = [""]
 
 
 def store(url: str = URL) -> ObjectStore:

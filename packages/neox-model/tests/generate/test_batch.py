@@ -356,7 +356,7 @@ def whole_text_TV(forward, tokens: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize("recompute", [False, True])
 def test_scores_are_those_of_a_forward_pass_over_the_whole_text(recompute, precision, monkeypatch):
     # Prompts are scored in parts of two tokens.
-    monkeypatch.setattr("neox_model.generate.batch._SCORED_LOGITS", 2 * VOCABULARY)
+    monkeypatch.setattr("neox_model.generate.forward._SCORED_ROWS", 2)
     forward = forward_of(small(SCORED_ARCHITECTURE, precision=precision))
     near = 1e-5 if precision == "fp32" else 0.15
     for number, (prompt, found) in enumerate(zip(PROMPTS, scored(forward, recompute=recompute), strict=True)):

@@ -17,7 +17,7 @@ from neox_model.generate.batch import Batch, Request
 from neox_model.generate.engine import Engine
 from neox_model.generate.forward import Forward
 from neox_model.generate.modes import Job
-from neox_model.generate.run import explained_shortage, job_of
+from neox_model.generate.run import explained_shortage
 from neox_model.generate.sampling import Sampling
 from neox_model.parallel.groups import SINGLE_PROCESS
 from support.refusals import refused, shows
@@ -260,26 +260,24 @@ def test_each_parameter_reaches_the_job():
 
     def job(**changes: object) -> Job:
         config = resolved_from(settings | changes).config
-        return job_of(
+        return Job(
             config.generation,
             forward,
             TOKENIZER,
             SINGLE_PROCESS,
             seed=config.training.seed,
             seq_length=config.model.seq_length,
-            reads_every_token=False,
         )
 
     found = job()
-    assert found.sampling == Sampling(temperature=0.7, top_k=5, top_p=0.8, repetition_penalty=1.2)
-    assert (found.seed, job(sampling_seed=None).seed) == (0, 77)
-    assert (found.stop_strings, found.batch_size, found.keeps_history) == (("x",), 3, False)
-    assert (found.maximum_tokens, found.num_samples, found.prompt) == (9, 4, "once")
-    assert (str(found.input_file), str(found.output_file)) == ("prompts.txt", "texts.jsonl")
+    assert (found.sampling_seed, job(sampling_seed=None).sampling_seed) == (0, 77)
+    assert str(found.output_file) == "texts.jsonl"
+    assert str(job(sample_output_file=None).output_file) == "prompts.txt.output.jsonl"
     assert found.seq_length == resolved_from({}).config.model.seq_length
     request = found.request([1], 2)
     assert (request.maximum_tokens, request.stop_strings) == (9, ("x",))
-    assert request.sampling == replace(found.sampling, seed=request.sampling.seed)
+    sampling = Sampling(temperature=0.7, top_k=5, top_p=0.8, repetition_penalty=1.2)
+    assert replace(request.sampling, seed=0) == sampling
     others = [job(sampling_seed=1).request([1], 2), found.request([1], 3)]
     assert len({one.sampling.seed for one in (request, *others)}) == 3
     for recompute in (False, True):
@@ -298,7 +296,7 @@ def test_each_parameter_reaches_the_job():
 def test_tokens_are_read_one_by_one_on_a_cpu_and_in_interactive_sessions(device, reads_every_token, steps):
     forward = scripted("abc")
     forward.device = torch.device(device)
-    job = job_of(
+    job = Job(
         GenerationSection(),
         forward,
         TOKENIZER,

@@ -8,8 +8,6 @@ from neox_model.errors import StopRequested
 from neox_model.generate import interruption
 from neox_model.generate.interruption import ending_on_signals
 
-SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
-
 
 @contextmanager
 def converting() -> Iterator[None]:
@@ -19,10 +17,11 @@ def converting() -> Iterator[None]:
         raise ValueError("cannot be read") from stop
 
 
-@pytest.mark.parametrize(("number", "code"), SIGNALS)
-def test_a_signal_that_other_code_passes_over_is_raised_at_the_end(number, code):
+@pytest.mark.parametrize("foreign", [lambda: suppress(BaseException), converting])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_that_other_code_passes_over_or_converts_is_raised_at_the_end(number, code, foreign):
     before = signal.getsignal(number)
-    with pytest.raises(StopRequested) as raised, ending_on_signals(), suppress(BaseException):
+    with pytest.raises(StopRequested) as raised, ending_on_signals(), foreign():
         signal.raise_signal(number)
     assert raised.value.exit_code == code
     assert signal.getsignal(number) == before
@@ -40,13 +39,6 @@ def test_code_that_tries_again_after_each_error_is_ended():
     with pytest.raises(StopRequested), ending_on_signals():
         download()
     assert tries == [0]
-
-
-@pytest.mark.parametrize(("number", "code"), SIGNALS)
-def test_a_signal_that_other_code_converts_is_raised_at_the_end(number, code):
-    with pytest.raises(StopRequested) as raised, ending_on_signals(), converting():
-        signal.raise_signal(number)
-    assert raised.value.exit_code == code
 
 
 def test_other_errors_of_the_block_are_raised_as_they_are():

@@ -8,13 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from neox_config.schema.sections.generation import GenerationSection
 from neox_data.tokenizers import build_tokenizer
 from neox_model.assembly.model import build_stage
-from neox_model.generate.batch import Batch
-from neox_model.generate.engine import Engine
 from neox_model.generate.forward import Forward
 from neox_model.generate.modes import MODES, Job
-from neox_model.generate.sampling import GREEDY, Sampling
 from neox_model.initialization import initialize_parameters
 from neox_model.parallel.groups import SINGLE_PROCESS, Groups
 from neox_model.parallel.topology import create_groups
@@ -26,7 +24,7 @@ from support.settings import resolved_from
 # More than two batches, an odd number, and one that is too long.
 PROMPTS = ["a", "bcd", "e" * 30, "fg", "h" * 64, "ijklmnop", "q", "rs", "tuv"]
 DTYPES = {"fp32": torch.float32, "bfloat16": torch.bfloat16}
-SAMPLED = Sampling(temperature=0.8, top_k=40, top_p=0.9, repetition_penalty=1.2)
+SAMPLED = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "repetition_penalty": 1.2}
 # Of log-probabilities: sums are made in another order.
 TOLERANCES = {"fp32": 1e-4, "bfloat16": 0.15}
 TOKENIZER = build_tokenizer("CharLevelTokenizer")
@@ -50,18 +48,15 @@ def forward_on(groups: Groups, precision: str, sizes: dict[str, int]) -> Forward
 def write_results(folder: Path, groups: Groups, precision: str, forward: Forward) -> list[dict[str, Any]]:
     """Continue the prompts: sampled in fp32, the most likely tokens in 16 bits."""
     output = folder / f"{precision}.jsonl"
-    job = Job(
-        engine=lambda slots, capacity: Engine(Batch(forward, slots=slots, capacity=capacity), TOKENIZER),
-        tokenizer=TOKENIZER,
-        groups=groups,
-        seed=3,
-        seq_length=48,
+    sampled = SAMPLED if precision == "fp32" else {}
+    settings = GenerationSection(
         maximum_tokens=12,
-        batch_size=4,
-        sampling=SAMPLED if precision == "fp32" else GREEDY,
-        input_file=folder / "prompts.txt",
-        output_file=output,
+        generation_batch_size=4,
+        sample_input_file=str(folder / "prompts.txt"),
+        sample_output_file=str(output),
+        **sampled,
     )
+    job = Job(settings, forward, TOKENIZER, groups, seed=3, seq_length=48)
     MODES["input-file"](job)
     return results_of(output) if groups.world.rank == 0 else []
 

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import Tensor, nn
 
 from neox_config.errors import ConfigError
+from neox_config.schema.sections.generation import GenerationSection
 from neox_data.errors import DataError
 from neox_data.indexed import IndexedDatasetWriter
 from neox_data.tokenizers import build_tokenizer
@@ -21,6 +22,7 @@ from neox_model.errors import ModelError
 from neox_model.generate.batch import Batch, Request
 from neox_model.generate.engine import Engine
 from neox_model.generate.forward import Forward
+from neox_model.generate.modes import Job
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.scoring import documents, perplexity
 from neox_model.scoring.endings import NotFiniteError, StoppedError
@@ -142,7 +144,9 @@ def test_scores_generation_server_and_harness_have_one_rule_for_padding(likely_p
     pytest.importorskip("lm_eval")
     from neox_model.scoring.harness import HarnessModel
 
-    model = HarnessModel(scorer(), None, TOKENIZER, SINGLE_PROCESS, batch_size=1, seed=0)
+    model = HarnessModel(
+        scorer(), Job(GenerationSection(), None, TOKENIZER, SINGLE_PROCESS, seed=0, seq_length=0)
+    )
     found = model._loglikelihood_tokens([(None, prompt, [one]) for one in (token, second)])
     assert found == [(first_score.log_likelihood, True), (second_score.log_likelihood, False)]
 
@@ -368,7 +372,9 @@ def test_the_harness_gets_the_ids_that_its_own_backend_uses(begins_texts):
 
     from neox_model.scoring.harness import HarnessModel
 
-    model = HarnessModel(scorer(), None, begins_texts, SINGLE_PROCESS, batch_size=1, seed=0)
+    model = HarnessModel(
+        scorer(), Job(GenerationSection(), None, begins_texts, SINGLE_PROCESS, seed=0, seq_length=0)
+    )
     assert model.prefix_token_id == BEGIN
     begin, *ids = begins_texts.encode("ab")
     assert begin == BEGIN
@@ -379,29 +385,10 @@ def test_the_harness_gets_the_ids_that_its_own_backend_uses(begins_texts):
     (empty, _), (after_x, _) = model.loglikelihood(requests)
     assert empty == pytest.approx(expected([BEGIN, *ids]), abs=1e-5)
     assert after_x == pytest.approx(expected(begins_texts.encode("xab")[1:]), abs=1e-5)
-
-
-def test_what_a_tokenizer_adds_is_scored_by_rolling_tasks_and_noted(begins_texts):
-    pytest.importorskip("lm_eval")
-    from lm_eval.api.instance import Instance
-
-    from neox_model.scoring.harness import HarnessModel
-
-    def asked(tokenizer, kind, *arguments):
-        model = HarnessModel(scorer(), None, tokenizer, SINGLE_PROCESS, batch_size=1, seed=0)
-        request = Instance(kind, {}, arguments=arguments, idx=0, metadata=("wiki", 0, 1))
-        return getattr(model, kind)([request])[0], model.notes
-
-    found, notes = asked(begins_texts, "loglikelihood_rolling", "ab")
-    assert found == pytest.approx(expected([BEGIN, *begins_texts.encode("ab")]), abs=1e-5)
-    assert shows(notes, "'<s>'", "lm_eval --model", "--data")
-    texts = {"iteration": 0, "perplexity": None, "per_character": False, "tasks": {}, "seconds": 0.0}
-    results = Results(**texts, tables="| table |", notes=notes)
-    assert shows(results, notes[0])
-    assert results.as_object()["notes"] == notes
-    assert asked(begins_texts, "loglikelihood", "a", "b")[1] == []
-    plain = build_tokenizer("CharLevelTokenizer")
-    assert asked(plain, "loglikelihood_rolling", "ab")[1] == []
+    # Rolling tasks also score what the tokenizer adds.
+    rolling = Instance("loglikelihood_rolling", {}, arguments=("ab",), idx=0)
+    [found] = model.loglikelihood_rolling([rolling])
+    assert found == pytest.approx(expected([BEGIN, BEGIN, *ids]), abs=1e-5)
 
 
 def test_few_documents_have_intervals_over_parts(corpus):

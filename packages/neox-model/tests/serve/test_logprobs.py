@@ -4,7 +4,7 @@ import random
 
 import pytest
 from tokenizers import Tokenizer as LibraryTokenizer
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import decoders, models, normalizers, processors
 
 from neox_data.tokenizers import Tokenizer, build_tokenizer
 from neox_data.tokenizers.huggingface import LibraryBackedTokenizer
@@ -36,19 +36,6 @@ def llama() -> LibraryBackedTokenizer:
     found.add_special_tokens([BEGIN, END])
     found.post_processor = processors.TemplateProcessing(f"{BEGIN} $A", special_tokens=[(BEGIN, 1)])
     return LibraryBackedTokenizer(found, source="llama")
-
-
-def lower_case() -> LibraryBackedTokenizer:
-    """A tokenizer as that of BERT, which changes its texts."""
-    entries = ["[UNK]", END, "[CLS]", "[SEP]", "a", "b", ",", "##b"]
-    found = LibraryTokenizer(
-        models.WordPiece({entry: i for i, entry in enumerate(entries)}, unk_token="[UNK]")
-    )
-    found.normalizer, found.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.BertPreTokenizer()
-    found.decoder = decoders.WordPiece("##", cleanup=False)
-    found.add_special_tokens([END, "[CLS]", "[SEP]"])
-    found.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    return LibraryBackedTokenizer(found, source="bert")
 
 
 LLAMA, LETTERS = llama(), build_tokenizer("CharLevelTokenizer")
@@ -159,8 +146,4 @@ def test_added_tokens_are_not_in_the_text_of_a_prompt() -> None:
     assert offsets(LLAMA, "class Foo") == [(BEGIN, 0), (" class", 0), (" Foo", 5)]
     ids = LLAMA.encode("class Foo")
     assert offsets(LLAMA, LLAMA.decode(ids), ids) == [(BEGIN, 0), (" class", 3), (" Foo", 9)]
-    bert = lower_case()
-    assert offsets(bert, "A,bB  a") == [
-        *((" [CLS]", 0), (" a", 0), (" ,", 1), (" b", 2), ("b", 3), (" a", 6), (" [SEP]", 7))
-    ]
     assert offsets(LETTERS, "é")[1][1] == 0

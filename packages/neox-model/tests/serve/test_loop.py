@@ -49,14 +49,7 @@ class Countdown:
             reply = None
             if not self.left[ticket]:
                 del self.left[ticket]
-                reply = Reply(
-                    tokens=[],
-                    log_probabilities=[],
-                    text="",
-                    finish_reason="maximum-tokens",
-                    message=None,
-                    duration_seconds=0.0,
-                )
+                reply = Reply(finish_reason="maximum-tokens", message=None)
             updates.append(Update(ticket=ticket, text="a", new=NewTokens([], []), reply=reply))
         return updates
 

@@ -46,7 +46,7 @@ from neox_model.generate.chat_template import configured_template
 from neox_model.generate.engine import Reply, Update
 from neox_model.generate.forward import Forward
 from neox_model.generate.modes import Job, check_numbers, replies
-from neox_model.generate.run import explained_shortage, job_of, load_forward
+from neox_model.generate.run import explained_shortage, load_forward
 from neox_model.inspection.finding import find_checkpoint, is_model
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.parallel.logical import Writable, named_logical_parameters
@@ -194,7 +194,8 @@ class Model:
             tokens = encode_conversation(text, self.tokenizer)
             ends = ends_of_answers(found, end_of_answer(found, self.tokenizer))
         job = self._job(settings)
-        job = replace(job, stop_strings=(*job.stop_strings, *ends))
+        stops = {"stop_strings": (*job.settings.stop_strings, *ends)}
+        job = replace(job, settings=job.settings.model_copy(update=stops))
         (reply,) = [update.reply for update in self._updates(job, tokens) if update.reply is not None]
         return reply
 
@@ -212,7 +213,7 @@ class Model:
 
     def _updates(self, job: Job, tokens: Sequence[int]) -> Iterator[Update]:
         """Yield what each step adds to the continuation of token ids."""
-        capacity = min(job.seq_length, max(1, len(tokens)) + job.maximum_tokens)
+        capacity = min(job.seq_length, max(1, len(tokens)) + job.settings.maximum_tokens)
         with self._computing(), explained_shortage():
             engine = job.engine(1, capacity)
         engine.submit(job.request(tokens, 0))
@@ -308,14 +309,13 @@ class Model:
             raise config_error(problems, ["generate"])
         if self.resolved.model.is_encoder:
             raise ConfigError(f"objective: {self.config.model.objective}: {WITHOUT_TEXTS}")
-        return job_of(
+        return Job(
             section,
             self._forward(),
             self.tokenizer,
             SINGLE_PROCESS,
             seed=self.config.training.seed,
             seq_length=self.config.model.seq_length,
-            reads_every_token=False,
         )
 
     @contextmanager

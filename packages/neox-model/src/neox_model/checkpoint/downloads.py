@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
+from itertools import chain
 from pathlib import Path
 
 from neox_config.facts.checkpoints import MANIFEST
@@ -104,31 +105,29 @@ def local_folder(
             store = _open(load, patience)
             if name is None:
                 chosen = latest_in(store)
-            else:
-                content = store.read(f"{name}/{MANIFEST}")
-                if content is None:
-                    raise CheckpointError(
-                        f"{load} does not contain {name}; upload it again, or use another store"
-                    )
+            elif (content := store.read(f"{name}/{MANIFEST}")) is not None:
                 chosen = name, content
+            else:
+                raise CheckpointError(
+                    f"{load} does not contain {name}; upload it again, or use another store"
+                )
             if chosen is not None:
-                place = checkpoint_folder(load, *chosen, cache=cache, weights_only=weights_only)
-                found = (*chosen, place)
+                found = *chosen, checkpoint_folder(load, *chosen, cache=cache, weights_only=weights_only)
     # The choice of rank 0, because another training may save a newer one meanwhile.
     found = all_gather_object(groups.control, found)[0]
     if found is None:
         return None
-    chosen_name, manifest, folder = found
+    name, manifest, folder = found
     me = read_rank()
     task = None
     if me is None or me.local_rank == 0:
         task = in_daemon_thread(
-            lambda: download(_open(load, patience), chosen_name, manifest, folder, weights_only=weights_only)
+            lambda: download(_open(load, patience), name, manifest, folder, weights_only=weights_only)
         )
     # Not one collective that waits for the download, which may take longer than collectives may.
     while not all(all_gather_object(groups.control, task is None or task.done())):
         time.sleep(_POLL_SECONDS)
-    with shared_outcome(groups.control, f"downloading {load}/{chosen_name}"):
+    with shared_outcome(groups.control, f"downloading {load}/{name}"):
         if task is not None:
             task.result()
     return folder
@@ -149,19 +148,19 @@ def checkpoint_folder(
         weights_only: for the weights alone.
     """
     suffix = "-weights" if weights_only else ""
-    return cache_folder(url, cache) / f"{name}-{hashlib.sha256(manifest).hexdigest()[:12]}{suffix}"
+    return cache_folder(url, cache) / f"{name}-{_digest(manifest)}{suffix}"
 
 
 def cache_folder(url: str, cache: str | None) -> Path:
-    """Return the folder for all downloads from a URL.
-
-    Args:
-        url: URL of a folder in an object store.
-        cache: directory of the downloads from all URLs; None for the default.
-    """
+    """Return the folder for all downloads from a URL, in the given cache or the default one."""
+    url = url.rstrip("/")
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "neox-checkpoints"
-    digest = hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:12]
-    return (Path(cache) if cache else home).absolute() / f"{_OTHER.sub('-', url.rstrip('/'))[-100:]}-{digest}"
+    folder = f"{_OTHER.sub('-', url)[-100:]}-{_digest(url.encode())}"
+    return (Path(cache) if cache else home).absolute() / folder
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:12]
 
 
 def _open(url: str, patience: float) -> ObjectStore:
@@ -236,38 +235,25 @@ def _fetch_shards(store: ObjectStore, name: str, folder: Path, weights_only: boo
     """Download the shards, or their weights, that are not in the folder, and verify the checksums of all."""
     manifest = Manifest.read(folder)
     wanted = _pieces(manifest, weights_only)
-    sizes, what = manifest.files, ""
-    if weights_only:
-        what = ", the weights alone"
-        sizes = {
-            file: sum(piece.numel * STORED_TYPES[dtype].itemsize for piece, dtype in held)
-            for file, held in wanted.items()
-        }
-    logger.info("downloading %s/%s: %.2f GB%s", store.url, name, sum(sizes.values()) / 1e9, what)
+    size = sum(piece.numel * STORED_TYPES[dtype].itemsize for piece, dtype in chain(*wanted.values()))
+    what = ", the weights alone" if weights_only else ""
+    logger.info("downloading %s/%s: %.2f GB%s", store.url, name, size / 1e9, what)
     for number, (file, held) in enumerate(wanted.items(), 1):
-        for attempts in range(_ATTEMPTS + 1):
-            damage = _damage(folder, manifest, file, held)
-            if damage is None:
-                break
+        path, attempts = folder / file, 0
+        while (damage := _damage(folder, manifest, file, held)) is not None:
             if attempts == _ATTEMPTS:
                 raise CheckpointError(f"{store.url}/{name}, downloaded {attempts} times: {damage}")
-            if weights_only:
-                _fetch_pieces(store, f"{name}/{file}", folder / file, manifest.files[file], held)
-            else:
-                store.download(f"{name}/{file}", folder / file)
-        logger.info("file %d of %d is there: %.2f GB", number, len(wanted), sizes[file] / 1e9)
-
-
-def _fetch_pieces(
-    store: ObjectStore, name: str, path: Path, size: int, held: Sequence[tuple[Piece, str]]
-) -> None:
-    """Download the header and the given pieces of a shard."""
-    store.download_ranges(name, path, [(0, LENGTH_BYTES)])
-    store.download_ranges(name, path, [(LENGTH_BYTES, header_stop(path))])
-    # Damage is found when the pieces are verified.
-    with suppress(DamagedCheckpointError):
-        shard = ShardFile(path, size)
-        store.download_ranges(name, path, _joined(shard.span(piece.key) for piece, _ in held))
+            attempts += 1
+            if not weights_only:
+                store.download(f"{name}/{file}", path)
+                continue
+            store.download(f"{name}/{file}", path, [(0, LENGTH_BYTES)])
+            store.download(f"{name}/{file}", path, [(LENGTH_BYTES, header_stop(path))])
+            # Damage is found when the pieces are verified.
+            with suppress(DamagedCheckpointError):
+                spans = map(ShardFile(path, manifest.files[file]).span, (piece.key for piece, _ in held))
+                store.download(f"{name}/{file}", path, _joined(spans))
+        logger.info("file %d of %d is there", number, len(wanted))
 
 
 def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

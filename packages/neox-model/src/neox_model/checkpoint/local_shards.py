@@ -6,7 +6,7 @@ copied into its folder, over the process group.
 """
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ import torch.distributed
 
 from neox_config.atomic import atomic_write, flush_file, flush_folder, written_aside
 from neox_config.facts.checkpoints import LATEST, MANIFEST, complete_checkpoints, iteration_of
-from neox_config.pluralize import pluralize
+from neox_config.pluralize import first_few, pluralize
 from neox_model.checkpoint import directory as folders
 from neox_model.checkpoint.contents import Manifest, manifest_sha256
 from neox_model.checkpoint.errors import CheckpointError, quoted
@@ -89,9 +89,8 @@ def agree_on_checkpoint(directory: Path, storage: Storage, control: Group) -> No
     manifest = None
     with shared_outcome(control, f"reading {directory / name}"):
         if storage.rank == holder:
-            manifest = (directory / found[holder].copies[chosen].folder / MANIFEST).read_text(
-                encoding="utf-8"
-            )
+            copy = directory / found[holder].copies[chosen].folder
+            manifest = (copy / MANIFEST).read_text(encoding="utf-8")
     manifest = all_gather_object(control, manifest)[holder]
     with shared_outcome(control, f"preparing {directory / name} on each host"):
         if storage.leads:
@@ -157,11 +156,7 @@ def copy_missing(
     for file, receivers in sorted(found.items()):
         holder, *others = receivers
         if storage.rank == holder:
-            logger.info(
-                "sending %s to %s",
-                folder / file,
-                pluralize(len(others), "host that lacks it", "hosts that lack it"),
-            )
+            logger.info("sending %s to %s", folder / file, pluralize(len(others), "host"))
         _copy(folder / file, files[file], holder, others, storage, control)
 
 
@@ -178,14 +173,8 @@ def _copy(
         # Both sides exchange all chunks whatever fails, so that they may communicate in this block.
         with shared_outcome(control, action):
             if storage.rank in (holder, *receivers):
-                sizes = [min(_CHUNK_BYTES, size - start) for start in range(0, size, _CHUNK_BYTES)]
-                sends = aside is None
-                chunks = _chunks(
-                    sizes,
-                    holder=None if sends else holder,
-                    receivers=receivers if sends else (),
-                    control=control,
-                )
+                sends = storage.rank == holder
+                chunks = _chunks(size, holder, receivers, sends=sends, control=control)
                 _read_or_write(aside or path, chunks, reads=sends)
         # Only now is it known that the file was sent whole.
         with shared_outcome(control, action):
@@ -230,20 +219,17 @@ def _description(
     directory: Path, name: str, candidates: Sequence[tuple[str, str]], hosts: Sequence[Inventory]
 ) -> str:
     """Return the message for a checkpoint that is not whole: its missing shards, and hosts that lack it."""
-    lost = min((sorted(_lost(key, hosts)) for key in candidates), key=lambda files: len(files), default=[])
+    lost = min((sorted(_lost(key, hosts)) for key in candidates), key=len, default=[])
     without = [each.host for each in hosts if not any(key in each.copies for key in candidates)]
     text = f"{directory / quoted(name)} is not whole on the hosts {', '.join(each.host for each in hosts)}"
     if lost:
-        more = f" and {len(lost) - _MOST_NAMED:,} more" if len(lost) > _MOST_NAMED else ""
-        text += f": no host has {', '.join(lost[:_MOST_NAMED])}{more}"
+        text += f": no host has {first_few(lost, _MOST_NAMED)}"
     if without:
         text += f"; {', '.join(without)} has nothing of it: is its disk lost, or are these other hosts?"
-    keys = {key for each in hosts for key in each.copies if key[0] != name}
-    whole = sorted((iteration_of(key[0]) or 0, key[0]) for key in keys if not _lost(key, hosts))
-    if not whole:
-        return f"{text}; add the hosts that have them, or start anew with another folder as save and load"
-    back = f"echo {whole[-1][1]} > {directory / LATEST}"
-    return f"{text}; add the hosts that have them, or, to go back, run on every host: {back}"
+    return (
+        f"{text}; add the hosts that have them, or, to go back, write the name of an older checkpoint into "
+        f"{directory / LATEST} on every host"
+    )
 
 
 def _install(directory: Path, chosen: tuple[str, str], manifest: str, found: Inventory) -> None:
@@ -273,15 +259,15 @@ def _install(directory: Path, chosen: tuple[str, str], manifest: str, found: Inv
 
 
 def _chunks(
-    sizes: Iterable[int], *, holder: int | None, receivers: Sequence[int], control: Group
+    size: int, holder: int, receivers: Sequence[int], *, sends: bool, control: Group
 ) -> Iterator[memoryview]:
     """Yield memory for the chunks of a file: received from its holder before, or sent to receivers after."""
-    for size in sizes:
-        chunk = torch.zeros(size, dtype=torch.uint8)
-        if holder is not None:
+    for start in range(0, size, _CHUNK_BYTES):
+        chunk = torch.zeros(min(_CHUNK_BYTES, size - start), dtype=torch.uint8)
+        if not sends:
             torch.distributed.recv(chunk, src=holder, group=control.process_group)
         yield memoryview(chunk.numpy())  # type: ignore[arg-type]
-        for receiver in receivers:
+        for receiver in receivers if sends else ():
             torch.distributed.send(chunk, dst=receiver, group=control.process_group)
 
 

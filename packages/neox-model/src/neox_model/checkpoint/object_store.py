@@ -8,9 +8,8 @@ without its manifest is incomplete, and `latest` names only complete ones.
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -74,7 +73,7 @@ class ObjectStore:
         """
         try:
             content: bytes = self._repeat(
-                f"reading {self.url}/{name}", lambda: self._system.cat_file(self._path(name))
+                f"reading {self.url}/{name}", self._system.cat_file, self._path(name)
             )
         except FileNotFoundError:
             return None
@@ -91,25 +90,21 @@ class ObjectStore:
             CheckpointError: it could not be written.
         """
         action = f"writing {self.url}/{name}"
+        send = self._send_file if self._has_folders else self._send_object
         try:
-            self._repeat(action, lambda: self._send(self._path(name), source))
+            self._repeat(action, send, self._path(name), source)
         except FileNotFoundError as error:
             raise CheckpointError(f"{action} failed: {error}; check the URL") from error
 
-    def _send(self, path: str, source: BinaryIO) -> None:
-        source.seek(0)
-        if self._has_folders:
-            self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
-            with self._system.open(f"{path}.new", "wb") as target:
-                _send_blocks(source, target)
-            self._system.mv(f"{path}.new", path)
-        else:
-            self._send_object(path, source)
+    def _send_file(self, path: str, source: BinaryIO) -> None:
+        self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
+        with self._system.open(f"{path}.new", "wb") as target:
+            _send_blocks(source, target)
+        self._system.mv(f"{path}.new", path)
 
     def _send_object(self, path: str, source: BinaryIO) -> None:
         """Upload in parts, and complete the object only after the last one."""
         size = source.seek(0, os.SEEK_END)
-        source.seek(0)
         chunk_bytes = max(self._chunk_bytes, -(-size // _MOST_PARTS))
         target = self._system.open(path, "wb", block_size=chunk_bytes, autocommit=False)
         try:
@@ -122,32 +117,8 @@ class ObjectStore:
             target.discard()
             raise
 
-    def download(self, name: str, path: Path) -> None:
-        """Download an object into a file, which is replaced.
-
-        Raises:
-            CheckpointError: it does not exist, or could not be read.
-            OSError: the file cannot be written.
-        """
-        action = f"downloading {self.url}/{name}"
-        try:
-            with path.open("wb") as file:
-                self._repeat(action, lambda: self._receive(name, file))
-                flush_file(file)
-        except FileNotFoundError as error:
-            raise CheckpointError(f"{action} failed: it does not exist") from error
-
-    def _receive(self, name: str, file: BinaryIO) -> None:
-        with _local_errors(file):
-            file.seek(0)
-            file.truncate()
-        with self._system.open(self._path(name), "rb") as source:
-            while block := source.read(_COPIED_BYTES):
-                with _local_errors(file):
-                    file.write(block)
-
-    def download_ranges(self, name: str, path: Path, ranges: Iterable[tuple[int, int]]) -> None:
-        """Download parts of an object into a file, which gets the object's size.
+    def download(self, name: str, path: Path, ranges: Iterable[tuple[int, int]] | None = None) -> None:
+        """Download an object, or parts of it, into a file, which gets the object's size.
 
         Other bytes of the file stay as they are; new ones are zero, and occupy no disk space where the file
         system allows it.
@@ -155,23 +126,23 @@ class ObjectStore:
         Args:
             name: the object, relative to the folder.
             path: the file, created if missing.
-            ranges: the first byte of each part, and the one after its last; what lies after the end of the
-                object is left out.
+            ranges: first byte of each part, and the one after its last; bytes after the end of the object are
+                ignored. None: all of it.
 
         Raises:
             CheckpointError: it does not exist, or could not be read.
             OSError: the file cannot be written.
         """
-        action = f"downloading parts of {self.url}/{name}"
+        action = f"downloading {self.url}/{name}"
         path.touch()
         try:
             with path.open("r+b") as file:
                 size = self._repeat(action, lambda: int(self._system.info(self._path(name))["size"]))
                 file.truncate(size)
-                for start, end in ranges:
+                for start, end in [(0, size)] if ranges is None else ranges:
                     for first in range(start, min(end, size), _REQUESTED_BYTES):
                         stop = min(first + _REQUESTED_BYTES, end, size)
-                        content = self._repeat(action, partial(self._part, name, first, stop))
+                        content = self._repeat(action, self._part, name, first, stop)
                         file.seek(first)
                         file.write(content)
                 flush_file(file)
@@ -190,10 +161,8 @@ class ObjectStore:
         Raises:
             CheckpointError: it could not be deleted.
         """
-        try:
-            self._repeat(f"deleting {self.url}/{name}", lambda: self._system.rm_file(self._path(name)))
-        except FileNotFoundError:
-            return
+        with suppress(FileNotFoundError):
+            self._repeat(f"deleting {self.url}/{name}", self._system.rm_file, self._path(name))
 
     def complete_checkpoints(self) -> list[str]:
         """Return the names of the complete checkpoints, lowest iteration first.
@@ -201,22 +170,18 @@ class ObjectStore:
         Raises:
             CheckpointError: the store could not be read.
         """
+        action = f"listing {self.url}"
         try:
-            paths = self._repeat(
-                f"listing {self.url}", lambda: self._system.ls(self._root, detail=False, refresh=True)
-            )
+            paths = self._repeat(action, lambda: self._system.ls(self._root, detail=False, refresh=True))
         except FileNotFoundError:
             return []
-        names = [path.rstrip("/").rpartition("/")[2] for path in paths]
-        found = [
+        names = (path.rstrip("/").rpartition("/")[2] for path in paths)
+        numbered = [(number, name) for name in names if (number := iteration_of(name)) is not None]
+        return [
             name
-            for name in names
-            if iteration_of(name) is not None
-            and self._repeat(
-                f"reading {self.url}/{name}", partial(self._system.exists, self._path(f"{name}/{MANIFEST}"))
-            )
+            for _, name in sorted(numbered)
+            if self._repeat(action, self._system.exists, self._path(f"{name}/{MANIFEST}"))
         ]
-        return sorted(found, key=lambda name: iteration_of(name) or 0)
 
     def check_bucket(self) -> None:
         """Check that the bucket exists, because its absence looks like the absence of an object.
@@ -224,12 +189,12 @@ class ObjectStore:
         Raises:
             CheckpointError: it does not exist.
         """
-        bucket = self._root.lstrip("/").partition("/")[0]
         if self._has_folders:
             return
+        bucket = self._root.lstrip("/").partition("/")[0]
         try:
             # Listing would read the names of all of its objects.
-            self._repeat(f"reading {bucket}", lambda: self._system.info(bucket))
+            self._repeat(f"reading {bucket}", self._system.info, bucket)
         except FileNotFoundError as error:
             raise CheckpointError(
                 f"{self.url}: the bucket {bucket!r} does not exist; create it, or correct the URL"
@@ -238,17 +203,15 @@ class ObjectStore:
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
 
-    def _repeat(self, action: str, attempt: Callable[[], Any]) -> Any:
-        """Return the result of an operation, repeating it while it fails, with pauses that double.
+    def _repeat(self, action: str, attempt: Callable[..., Any], *arguments: Any) -> Any:
+        """Return the result of an operation; repeat it while it fails, with pauses that double.
 
-        Raises:
-            FileNotFoundError: an object or bucket does not exist.
-            CheckpointError: it failed until the end.
+        An object that does not exist, and a refused permission, are not tried again.
         """
         pause, left = _FIRST_PAUSE_SECONDS, self._patience
         while True:
             try:
-                return attempt()
+                return attempt(*arguments)
             except (FileNotFoundError, CheckpointError):
                 raise
             except Exception as error:  # Every kind of store has its own exceptions.
@@ -284,18 +247,12 @@ def latest_in(store: ObjectStore) -> tuple[str, bytes] | None:
 
 
 def _send_blocks(source: BinaryIO, target: BinaryIO) -> None:
+    source.seek(0)
     while True:
-        with _local_errors(source):
+        try:
             block = source.read(_COPIED_BYTES)
+        except OSError as error:  # Of the local file: repeating does not fix it.
+            raise CheckpointError(f"{getattr(source, 'name', 'a local file')}: {error}") from error
         if not block:
             return
         target.write(block)
-
-
-@contextmanager
-def _local_errors(file: BinaryIO) -> Iterator[None]:
-    """Raise errors of a local file, which a repetition does not fix, as they are reported."""
-    try:
-        yield
-    except OSError as error:
-        raise CheckpointError(f"{getattr(file, 'name', 'a local file')}: {error}") from error

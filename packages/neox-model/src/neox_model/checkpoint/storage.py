@@ -95,11 +95,7 @@ def find_storage(section: CheckpointSection, groups: Groups) -> Storage:
 
 @contextmanager
 def _refusing_other_folders() -> Iterator[None]:
-    """Name the remedy if the block cannot create a folder of checkpoints, or a file in it.
-
-    Raises:
-        CheckpointError: it cannot.
-    """
+    """Name the remedy if the block cannot create a folder of checkpoints, or a file in it."""
     try:
         yield
     except OSError as error:
@@ -124,7 +120,7 @@ def refuse_shared_folder(directory: Path, storage: Storage, control: Group) -> N
         written = all_gather_object(control, mark.name)
         with shared_outcome(control, action):
             if storage.leads:
-                # Marks of earlier starts, too, that were killed here.
+                # Also marks of earlier starts that were killed here.
                 for path in directory.glob(f"{_MARK}*"):
                     if path.name not in written:
                         path.unlink(missing_ok=True)

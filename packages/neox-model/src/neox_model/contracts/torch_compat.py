@@ -38,15 +38,6 @@ def foreach_operations_change_and_measure_every_tensor_of_a_list() -> None:
     torch.testing.assert_close(list(norms), [torch.tensor(72.0).sqrt(), torch.tensor(8.0)])
 
 
-def a_packed_weight_gives_the_product() -> None:
-    """Check torch.ops.mkldnn._reorder_linear_weight and torch.ops.mkldnn._linear_pointwise."""
-    expect(torch_compat.has_packed_products(), torch.backends.mkldnn.is_available())
-    if torch_compat.has_packed_products():
-        inputs_RI, weight_OI = torch.randn(3, 8), torch.randn(5, 8)
-        outputs_RO = torch_compat.packed_product(inputs_RI, torch_compat.pack_weight(weight_OI, 3))
-        torch.testing.assert_close(outputs_RO, inputs_RI @ weight_OI.T)
-
-
 def the_flight_recorder_gives_a_list_of_entries() -> None:
     """Check torch._C._distributed_c10d._dump_fr_trace_json and _dump_nccl_trace_json."""
     names = [name for name in torch_compat._FLIGHT_RECORDER_DUMPS if hasattr(_distributed_c10d, name)]

@@ -23,8 +23,6 @@ _PROMPT_TOKENS = 8192
 _PADDING = 0.25
 # Stored rows that are read although they are hidden, in one part of the slots (see spans_of).
 _HIDDEN_ROWS = 512
-# Logits of a prompt that is scored, in one part.
-_SCORED_LOGITS = 2**25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,26 +146,11 @@ class Batch:
         hidden_SBD = self._advance(first, len(self._lengths), None if self._recompute else Chunk(first))
         for slot, one in enumerate(admissions, start=first):
             if one.scores_prompt:
-                row_SD = None if hidden_SBD is None else hidden_SBD[:, slot - first]
-                self._prompt_scores[slot] = self._score(row_SD, slot, len(one.prompt), one.top_count)
-
-    def _score(self, hidden_SD: Tensor | None, slot: int, length: int, top_count: int) -> Scores:
-        """Return the scores of the tokens of a prompt behind the first."""
-        targets_T = self._tokens_BT[slot, 1:length]
-        values_T = torch.zeros(length - 1, device=targets_T.device)
-        top_TC = torch.zeros(length - 1, top_count, device=targets_T.device)
-        ids_TC = top_TC.long()
-        if hidden_SD is not None:
-            part = max(1, _SCORED_LOGITS // self._forward.vocab_size)
-            for start in range(0, length - 1, part):
-                rows = slice(start, min(start + part, length - 1))
-                logits_RV, total_R = self._forward.logits(hidden_SD[rows])
-                chosen_R = logits_RV.gather(1, targets_T[rows, None]).squeeze(1)
-                values_T[rows] = chosen_R.float() - total_R
-                if top_count:
-                    ids_TC[rows], top_TC[rows] = most_likely(logits_RV, total_R, top_count)
-        values_T, ids_TC, top_TC = self._forward.share([values_T, ids_TC, top_TC])
-        return Scores(values_T.tolist(), _pairs(ids_TC, top_TC))
+                count = len(one.prompt) - 1
+                hidden_ND = None if hidden_SBD is None else hidden_SBD[:count, slot - first]
+                targets_N = self._tokens_BT[slot, 1 : count + 1]
+                values_N, _, *top = self._forward.scores(hidden_ND, targets_N, top_count=one.top_count)
+                self._prompt_scores[slot] = Scores(values_N.tolist(), _pairs(*top))
 
     def step(self) -> None:
         """Choose the next token of every sequence; the caller ensures that each has room for one."""

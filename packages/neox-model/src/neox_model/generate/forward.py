@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from neox_model.assembly.as_sequential import SequentialModel
-from neox_model.generate.packed import ROWS, PackedWeight, can_pack
+from neox_model.generate.sampling import most_likely
 from neox_model.layers.attention.kv_cache import KeyValueCaches
 from neox_model.layers.cache import Chunk, NextTokens
-from neox_model.layers.lm_head import LMHead, gather_vocabulary
+from neox_model.layers.lm_head import gather_vocabulary
 from neox_model.parallel.groups import SINGLE_PROCESS, Groups
 
 __all__ = ["Forward"]
@@ -68,22 +68,15 @@ class Forward:
         self.vocab_size = vocab_size
         self._model_vocab_size = model_vocab_size
         self._caches: KeyValueCaches | None = None
-        self._packed: PackedWeight | None = None
 
     def allocate(self, *, slots: int, capacity: int) -> None:
-        """Create caches of this many sequences and tokens; earlier ones are dropped.
-
-        On a CPU in float32 the head's weight is copied to a faster layout; call again after it changes.
-        """
+        """Create caches of this many sequences and tokens; earlier ones are dropped."""
         self.free()
         self._caches = KeyValueCaches(self.model, slots=slots, capacity=capacity)
-        with self.model.autocast():
-            if isinstance(self._head, LMHead) and can_pack(self._head.weight, rows=slots):
-                self._packed = PackedWeight(self._head.weight, rows=slots)
 
     def free(self) -> None:
         """Drop what `allocate` created."""
-        self._caches = self._packed = None
+        self._caches = None
 
     def hidden_after(
         self, tokens_BS: Tensor, positions_BS: Tensor, window: Chunk | NextTokens | None
@@ -110,22 +103,14 @@ class Forward:
                 return None
             return torch.as_tensor(hidden)
 
-    def logits(self, hidden_RD: Tensor, *, packed: bool = True) -> tuple[Tensor, Tensor]:
+    def logits(self, hidden_RD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits_RV of hidden states, and their total_R. Collective over the last stage's ranks.
 
         The logits are those of the tokenizer's entries, without padding. The total is the logarithm of the
         sum of exponentials over the model's whole vocabulary: a log-probability is a logit less the total.
-
-        Args:
-            hidden_RD: hidden states before the head.
-            packed: use the copy of the head's weight, if `allocate` made one.
         """
-        copy = self._packed if packed else None
         with torch.no_grad(), self.model.autocast():
-            if copy is not None and len(hidden_RD) in ROWS:
-                part_RV = copy.product(hidden_RD)
-            else:
-                part_RV = self._head(hidden_RD.unsqueeze(0))[:, 0]
+            part_RV = self._head(hidden_RD.unsqueeze(0))[:, 0]
             logits_RV = gather_vocabulary(part_RV, self._tensor, self._model_vocab_size)
         return logits_RV[:, : self.vocab_size], logits_RV.float().logsumexp(1)
 
@@ -134,7 +119,7 @@ class Forward:
     ) -> tuple[Tensor, Tensor]:
         """Return, on every rank, log-probabilities of tokens, and whether each is the most likely one.
 
-        Nothing is cached. Logits exist for a part of the places at a time.
+        Nothing is cached.
 
         Args:
             tokens_BS: token ids; rows are padded at their end.
@@ -143,18 +128,35 @@ class Forward:
         """
         positions_BS = torch.arange(tokens_BS.shape[1], device=self.device).expand_as(tokens_BS)
         hidden_SBD = self.hidden_after(tokens_BS, positions_BS, None)
+        hidden_ND = None if hidden_SBD is None else hidden_SBD[places[1], places[0]]
+        values_N, best_N, *_ = self.scores(hidden_ND, targets_N)
+        return values_N, best_N == targets_N
+
+    def scores(self, hidden_ND: Tensor | None, targets_N: Tensor, *, top_count: int = 0) -> list[Tensor]:
+        """Return, on every rank, log-probabilities of tokens, and the most likely ones.
+
+        Logits exist for a part of the targets at a time.
+
+        Args:
+            hidden_ND: hidden states before the head; None before the last stage.
+            targets_N: token ids.
+            top_count: number of most likely tokens.
+
+        Returns:
+            values_N of the targets, best_N (the most likely token), and ids_NC with their values_NC.
+        """
         values_N = torch.zeros(len(targets_N), device=self.device)
-        is_greedy_N = torch.zeros_like(targets_N)
-        if hidden_SBD is not None:
-            rows_N, columns_N = places
+        values_NC, best_N = values_N[:, None].repeat(1, top_count), torch.zeros_like(targets_N)
+        ids_NC = values_NC.long()
+        if hidden_ND is not None:
             for start in range(0, len(targets_N), _SCORED_ROWS):
                 part = slice(start, start + _SCORED_ROWS)
-                logits_NV, total_N = self.logits(hidden_SBD[columns_N[part], rows_N[part]], packed=False)
-                chosen_N = logits_NV.gather(1, targets_N[part].unsqueeze(1)).squeeze(1)
-                values_N[part] = chosen_N.float() - total_N
-                is_greedy_N[part] = (logits_NV.argmax(-1) == targets_N[part]).long()
-        values_N, is_greedy_N = self.share([values_N, is_greedy_N])
-        return values_N, is_greedy_N.bool()
+                logits_NV, total_N = self.logits(hidden_ND[part])
+                values_N[part] = logits_NV.gather(1, targets_N[part, None])[:, 0].float() - total_N
+                best_N[part] = logits_NV.argmax(1)
+                if top_count:
+                    ids_NC[part], values_NC[part] = most_likely(logits_NV, total_N, top_count)
+        return self.share([values_N, best_N, ids_NC, values_NC])
 
     def share(self, found: Sequence[Tensor]) -> list[Tensor]:
         """Return the tensors of the first tensor-parallel rank of the last stage, on every rank.

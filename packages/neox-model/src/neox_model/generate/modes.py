@@ -6,139 +6,143 @@ prompts.
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import click
 
 from neox_config.errors import NeoXError
-from neox_config.pluralize import pluralize
+from neox_config.pluralize import first_few, pluralize
+from neox_config.schema.sections.generation import GenerationSection
 from neox_data.tokenizers import Tokenizer
 from neox_launcher.worker.reporting import interruptible
-from neox_model.generate.batch import Request
+from neox_model.generate.batch import Batch, Request
 from neox_model.generate.conversation import Conversation
 from neox_model.generate.engine import Engine, Reply, not_finite
+from neox_model.generate.forward import Forward
 from neox_model.generate.interruption import Interrupts, agreed_in_copy, ending_on_signals
-from neox_model.generate.progress import Progress
 from neox_model.generate.prompts import read_prompt, read_prompts
 from neox_model.generate.results import writing_results
-from neox_model.generate.sampling import GREEDY, Sampling
+from neox_model.generate.sampling import Sampling
+from neox_model.metrics.progress_lines import ProgressLines
 from neox_model.parallel.control import all_gather_object, gather_object
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.random import mixed_seed
 from neox_model.worker import show
 
-__all__ = ["MODES", "Job", "Sample", "check_numbers", "replies"]
+__all__ = ["MODES", "Job", "check_numbers", "replies"]
 
 logger = logging.getLogger(__name__)
 
 
+# Of prompts that are too long; the number of all is logged.
+_MOST_NAMED = 10
+
+
+# Tokens are read back from a GPU several at a time; from a CPU one by one, which costs nothing.
+_STEPS_PER_READ = 8
+
+
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """One line of the results.
-
-    Args:
-        context: the prompt as it was given.
-        text: the generated text; None if empty.
-        length: number of generated tokens.
-        finished: True if the model ended the document.
-        message: why there is no text, or that it was interrupted; None otherwise.
-        duration_seconds: time of the generation.
-        prompt: the text that the model continued: the context, in a conversation behind its history.
-        tokens: the generated ids, without end-of-document; with those of a stop string.
-        log_probabilities: of these tokens, under the model.
-        finish_reason: why the text ends (see Engine).
-    """
-
-    context: str
-    text: str | None
-    length: int
-    finished: bool
-    message: str | None
-    duration_seconds: float
-    prompt: str
-    tokens: list[int]
-    log_probabilities: list[float]
-    finish_reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """The inputs of a generation.
 
     Args:
-        engine: builds an engine for this number of sequences and for sequences of this many tokens.
+        settings: the parameters of generation.
+        forward: the model's forward pass.
         tokenizer: converts text to ids and back.
         groups: this rank's process groups.
-        seed: random seed; together with a sample's number it determines the sample for any number of
-            processes.
+        seed: random seed, unless the settings have another; together with a sample's number it determines
+            the sample for any number of processes.
         seq_length: maximum number of tokens of the model, prompt included.
-        maximum_tokens: maximum number of tokens of one text.
-        batch_size: maximum number of sequences that are decoded together.
-        sampling: how tokens are chosen; its seed is replaced by one of each sample.
-        stop_strings: a text ends before the first of them.
-        num_samples: number of texts without a prompt, or of continuations of `prompt`.
-        prompt: the text to continue.
-        keeps_history: continue a conversation instead of each line by itself.
-        input_file: file with one prompt per line.
-        output_file: file for the JSON lines; None: next to the input file, or no file without one.
+        reads_every_token: deliver tokens one by one, also from a GPU.
     """
 
-    engine: Callable[[int, int], Engine]
+    settings: GenerationSection
+    forward: Forward
     tokenizer: Tokenizer
     groups: Groups
-    seed: int
-    seq_length: int
-    maximum_tokens: int = 64
-    batch_size: int = 16
-    sampling: Sampling = field(default=GREEDY)
-    stop_strings: tuple[str, ...] = ()
-    num_samples: int = 0
-    prompt: str | None = None
-    keeps_history: bool = True
-    input_file: Path | None = None
-    output_file: Path | None = None
+    seed: int = field(kw_only=True)
+    seq_length: int = field(kw_only=True)
+    reads_every_token: bool = field(default=False, kw_only=True)
+
+    @property
+    def sampling_seed(self) -> int:
+        """Return the random seed of sampled tokens."""
+        return self.seed if self.settings.sampling_seed is None else self.settings.sampling_seed
+
+    def engine(self, slots: int, capacity: int) -> Engine:
+        """Return an engine for this number of sequences, and for sequences of this many tokens."""
+        one_by_one = self.reads_every_token or self.forward.device.type == "cpu"
+        return Engine(
+            Batch(self.forward, slots=slots, capacity=capacity, recompute=self.settings.recompute),
+            self.tokenizer,
+            stop_tokens=self.settings.stop_tokens,
+            steps_per_read=1 if one_by_one else _STEPS_PER_READ,
+        )
 
     def request(self, prompt: Sequence[int], number: int) -> Request:
         """Return the request for the continuation of token ids, the sample with this number."""
         return Request(
             prompt=prompt,
-            maximum_tokens=self.maximum_tokens,
-            sampling=replace(self.sampling, seed=mixed_seed("sample", self.seed, number)),
-            stop_strings=self.stop_strings,
+            maximum_tokens=self.settings.maximum_tokens,
+            sampling=Sampling(
+                temperature=self.settings.temperature,
+                top_k=self.settings.top_k,
+                top_p=self.settings.top_p,
+                repetition_penalty=self.settings.repetition_penalty,
+                seed=mixed_seed("sample", self.sampling_seed, number),
+            ),
+            stop_strings=self.settings.stop_strings,
         )
 
+    @property
+    def output_file(self) -> Path | None:
+        """Return the configured file of the results, else one next to the input file, else None."""
+        settings = self.settings
+        default = settings.sample_input_file and f"{settings.sample_input_file}.output.jsonl"
+        output = settings.sample_output_file or default
+        return None if output is None else Path(output)
 
-def _sample(context: str, prompt: str, reply: Reply) -> Sample:
-    return Sample(
-        context=context,
-        text=reply.text or None,
-        length=len(reply.tokens),
-        finished=reply.finish_reason == "end-of-document",
-        message=reply.message,
-        duration_seconds=round(reply.duration_seconds, 3),
-        prompt=prompt,
-        tokens=reply.tokens,
-        log_probabilities=[round(value, 6) for value in reply.log_probabilities],
-        finish_reason=reply.finish_reason,
-    )
+
+def _result(context: str, prompt: str, reply: Reply) -> dict[str, Any]:
+    """Return a line of the results: GPT-NeoX's fields, then ours.
+
+    Args:
+        context: the prompt as it was given.
+        prompt: the text that the model continued: the context, in a conversation behind its history.
+        reply: the continuation.
+    """
+    return {
+        "context": context,
+        "text": reply.text or None,
+        "length": len(reply.tokens),
+        "finished": reply.finish_reason == "end-of-document",
+        "message": reply.message,
+        "duration_seconds": round(reply.duration_seconds, 3),
+        "prompt": prompt,
+        "tokens": reply.tokens,
+        "log_probabilities": [round(value, 6) for value in reply.log_probabilities],
+        "finish_reason": reply.finish_reason,
+    }
 
 
 def _of_prompt(job: Job) -> None:
-    assert job.prompt is not None
-    _generate_all(job, [job.prompt] * max(1, job.num_samples), job.output_file)
+    assert job.settings.prompt is not None
+    _generate_all(job, [job.settings.prompt] * max(1, job.settings.num_samples))
 
 
 def _unconditional(job: Job) -> None:
-    _generate_all(job, [""] * job.num_samples, job.output_file)
+    _generate_all(job, [""] * job.settings.num_samples)
 
 
 def _from_file(job: Job) -> None:
-    assert job.input_file is not None
-    output = job.output_file or job.input_file.with_name(job.input_file.name + ".output.jsonl")
-    prompts = read_prompts(job.input_file)
-    _generate_all(job, [text for _, text in prompts], output, lines=[line for line, _ in prompts])
+    assert job.settings.sample_input_file is not None
+    prompts = read_prompts(Path(job.settings.sample_input_file))
+    _generate_all(job, [text for _, text in prompts], lines=[line for line, _ in prompts])
 
 
 def _interactive(job: Job) -> None:
@@ -152,7 +156,9 @@ def _interactive(job: Job) -> None:
     output = job.output_file if groups.world.rank == 0 else None
     engine = job.engine(1, job.seq_length) if groups.data.rank == 0 else None
     conversation = Conversation(
-        job.tokenizer, room=job.seq_length - job.maximum_tokens, keeps_history=job.keeps_history
+        job.tokenizer,
+        room=job.seq_length - job.settings.maximum_tokens,
+        keeps_history=job.settings.interactive_history,
     )
     with interrupts.handled(), writing_results(output) as write:
         for number, context in enumerate(_typed_prompts(groups, interrupts, conversation)):
@@ -164,9 +170,8 @@ def _interactive(job: Job) -> None:
                 check_numbers(reply, number)
                 conversation.add(context, reply)
                 if groups.world.rank == 0:
-                    sample = _sample(context, prompt, reply)
-                    write(asdict(sample))
-                    show(f"--- {_details(sample, '')} ---\n")
+                    write(_result(context, prompt, reply))
+                    show(f"--- {_details(reply)} ---\n")
 
 
 def _stream(engine: Engine, request: Request, interrupts: Interrupts, groups: Groups) -> Reply:
@@ -222,43 +227,38 @@ MODES: dict[str, Callable[[Job], None]] = {
 }
 
 
-def _generate_all(
-    job: Job, contexts: Sequence[str], output: Path | None, *, lines: Sequence[int] | None = None
-) -> None:
+def _generate_all(job: Job, contexts: Sequence[str], *, lines: Sequence[int] = ()) -> None:
     """Generate on every replica, each taking every n-th prompt; rank 0 writes and shows each round.
 
     Args:
         job: what to do.
         contexts: the prompts.
-        output: the file of the results.
-        lines: numbers of the prompts' lines in the input file, for messages.
+        lines: numbers of the prompts' lines in the input file, if there is one.
     """
-    replicas, writes = job.groups.data.size, job.groups.world.rank == 0
-    mine = range(job.groups.data.rank, len(contexts), replicas)
-    progress = Progress(
-        len(contexts), lambda number: f"sample {number + 1}" if lines is None else f"line {lines[number]}"
-    )
-    with ending_on_signals(), writing_results(output if writes else None) as write:
-        found = replies(job, contexts, mine, progress.note)
+    groups, started = job.groups, time.monotonic()
+    replicas, writes = groups.data.size, groups.world.rank == 0
+    is_first_of_copy = groups.model.rank == groups.pipe.rank == 0
+    progress = ProgressLines("generation", "tokens of this replica", None)
+    tokens, too_long = 0, []
+    with ending_on_signals(), writing_results(job.output_file if writes else None) as write:
+        found = replies(job, contexts, range(groups.data.rank, len(contexts), replicas), progress.add)
         for first in range(0, len(contexts), replicas):
-            number = first + job.groups.data.rank
-            sample = None
-            if number < len(contexts):
-                sample = _sample(contexts[number], contexts[number], next(found))
-            is_first_of_copy = job.groups.model.rank == job.groups.pipe.rank == 0
-            made = gather_object(job.groups.control, sample if is_first_of_copy else None)
-            for one in (one for one in made if one is not None):
-                write(asdict(one))
-                progress.add(one.length, one.message if one.finish_reason == "prompt-too-long" else None)
-                details = _details(one, f"sample {progress.results} of {len(contexts)}")
-                show(f"--- {details} ---\n{one.context}{one.text or ''}\n")
-        if writes and progress.results != len(contexts):
-            raise NeoXError(
-                f"{pluralize(len(contexts), 'prompt')} gave {pluralize(progress.results, 'result')}; report "
-                "this error, and run again"
-            )
+            reply = next(found, None)
+            made = gather_object(groups.control, reply if is_first_of_copy else None)
+            for number, one in enumerate((one for one in made if one is not None), start=first):
+                write(_result(contexts[number], contexts[number], one))
+                tokens += len(one.tokens)
+                if one.finish_reason == "prompt-too-long":
+                    too_long.append(f"line {lines[number]}" if lines else f"sample {number + 1}")
+                title = f"sample {number + 1} of {len(contexts)}, {_details(one)}"
+                show(f"--- {title} ---\n{contexts[number]}{one.text}\n")
     if writes:
-        progress.finish()
+        results, seconds = pluralize(len(contexts), "result"), time.monotonic() - started
+        speed = tokens / max(seconds, 1e-9)
+        logger.info("%s: %s in %.1f s (%.1f tokens/s)", results, pluralize(tokens, "token"), seconds, speed)
+    if too_long:
+        refused = pluralize(len(too_long), "prompt was", "prompts were")
+        logger.warning("%s too long: %s", refused, first_few(too_long, _MOST_NAMED))
 
 
 def replies(
@@ -284,7 +284,10 @@ def replies(
     if not requests:
         return
     longest = max(max(1, len(request.prompt)) for request in requests)
-    engine = job.engine(min(job.batch_size, len(requests)), min(job.seq_length, longest + job.maximum_tokens))
+    engine = job.engine(
+        min(job.settings.generation_batch_size, len(requests)),
+        min(job.seq_length, longest + job.settings.maximum_tokens),
+    )
     for number, reply in zip(numbers, engine.replies(requests, note), strict=True):
         check_numbers(reply, number)
         yield reply
@@ -296,7 +299,7 @@ def check_numbers(reply: Reply, number: int) -> None:
         raise NeoXError(not_finite(f" for text {number + 1}"))
 
 
-def _details(sample: Sample, title: str) -> str:
-    ended = "document ended" if sample.finished else ""
-    tokens, seconds = pluralize(sample.length, "token"), f"{sample.duration_seconds:.1f} s"
-    return ", ".join(filter(None, (title, tokens, seconds, ended, sample.message)))
+def _details(reply: Reply) -> str:
+    ended = "document ended" if reply.finish_reason == "end-of-document" else ""
+    tokens, seconds = pluralize(len(reply.tokens), "token"), f"{reply.duration_seconds:.1f} s"
+    return ", ".join(filter(None, (tokens, seconds, ended, reply.message)))

@@ -3,10 +3,8 @@
 import importlib
 import importlib.util
 import logging
-import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -61,7 +59,7 @@ def read_prompt() -> str | None:
         NeoXError: it cannot be read.
     """
     # readline requires a terminal for its prompt; with neox-launch, both outputs are pipes.
-    is_typed = sys.stdin.isatty() and (sys.stdout.isatty() or sys.stderr.isatty())
+    is_typed = sys.stdin.isatty() and sys.stdout.isatty()
     if not is_typed:
         click.echo(_PROMPT, nl=False, err=True)
     try:
@@ -78,8 +76,6 @@ def read_prompt() -> str | None:
 
 def _piped() -> str | None:
     line = sys.stdin.buffer.readline()
-    if not line:
-        return None
     if sys.stdin.isatty() and len(line) >= _TERMINAL_LINE_BYTES:
         logger.warning(
             "the prompt was cut: the terminal passes on at most 4,095 bytes of a line; use sample_input_file "
@@ -88,7 +84,7 @@ def _piped() -> str | None:
     text = line.decode(errors="replace")
     if text.encode() != line:
         logger.warning("the prompt is not UTF-8: wrong bytes are replaced by U+FFFD")
-    return text
+    return text or None
 
 
 def _typed() -> str | None:
@@ -97,24 +93,6 @@ def _typed() -> str | None:
     if importlib.util.find_spec("readline") is not None:
         # Lines that are pasted together are separate prompts.
         importlib.import_module("readline").parse_and_bind("set enable-bracketed-paste off")
-    with _standard_output_on_terminal():
-        try:
-            return input(_PROMPT)
-        except EOFError:
-            return None
-
-
-@contextmanager
-def _standard_output_on_terminal() -> Iterator[None]:
-    """Point standard output at the terminal of standard error, because readline writes its prompt there."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+    with suppress(EOFError):
+        return input(_PROMPT)
+    return None

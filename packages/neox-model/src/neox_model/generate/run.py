@@ -8,8 +8,6 @@ cannot be divided evenly.
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -17,7 +15,6 @@ from neox_config import Resolved
 from neox_config.derive.adapters import base_of_adapters
 from neox_config.derive.generation import generation_mode, without_effect
 from neox_config.errors import NeoXError
-from neox_config.schema.sections.generation import GenerationSection
 from neox_config.spec.model import ModelSpec
 from neox_config.spec.resume import recorded_values
 from neox_config.spec.run import RunSpec
@@ -27,20 +24,15 @@ from neox_model.assembly.model import build_stage
 from neox_model.checkpoint import load_weights
 from neox_model.checkpoint.downloads import folder_with_weights
 from neox_model.checkpoint.storage import find_storage
-from neox_model.generate.batch import Batch
-from neox_model.generate.engine import Engine
 from neox_model.generate.forward import Forward
 from neox_model.generate.modes import MODES, Job
-from neox_model.generate.sampling import Sampling
 from neox_model.parallel.groups import Groups
 from neox_model.processes import load_tokenizer
 
 __all__ = [
-    "build_engine",
     "build_forward_pass",
     "explained_shortage",
     "generate_in",
-    "job_of",
     "load_forward",
     "on_several",
 ]
@@ -48,8 +40,6 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _NO_HOST_MEMORY = "DefaultCPUAllocator: "
-# On a device whose results are read back, every eighth token; on a CPU every token, which costs nothing.
-_STEPS_PER_READ = 8
 _SMALLER = "set a smaller generation-batch-size or maximum-tokens"
 
 
@@ -67,7 +57,7 @@ def generate_in(groups: Groups, resolved: Resolved) -> None:
     logger.info("generating (%s)%s", mode, on_several(groups))
     for name in without_effect(config) if groups.world.rank == 0 else ():
         logger.warning("%s has no effect on generation in the mode %s", name, mode)
-    job = job_of(
+    job = Job(
         config.generation,
         forward,
         tokenizer,
@@ -156,79 +146,4 @@ def build_forward_pass(spec: ModelSpec, run: RunSpec, groups: Groups, tokenizer:
         vocab_size=tokenizer.vocab_size,
         groups=groups,
         model_vocab_size=spec.embedding.entries(tokenizer.vocab_size),
-    )
-
-
-def build_engine(
-    settings: GenerationSection,
-    forward: Forward,
-    tokenizer: Tokenizer,
-    slots: int,
-    capacity: int,
-    *,
-    reads_every_token: bool,
-) -> Engine:
-    """Return an engine for this number of sequences and for sequences of this many tokens.
-
-    Args:
-        settings: the parameters of generation.
-        forward: the model's forward pass.
-        tokenizer: the model's tokenizer.
-        slots: number of sequences that are decoded together.
-        capacity: tokens of the longest sequence, prompt included.
-        reads_every_token: tokens are delivered one by one, instead of several at a time on a GPU.
-    """
-    batch = Batch(forward, slots=slots, capacity=capacity, recompute=settings.recompute)
-    is_read = reads_every_token or forward.device.type == "cpu"
-    return Engine(
-        batch,
-        tokenizer,
-        stop_tokens=settings.stop_tokens,
-        steps_per_read=1 if is_read else _STEPS_PER_READ,
-    )
-
-
-def job_of(
-    settings: GenerationSection,
-    forward: Forward,
-    tokenizer: Tokenizer,
-    groups: Groups,
-    *,
-    seed: int,
-    seq_length: int,
-    reads_every_token: bool,
-) -> Job:
-    """Return the inputs of the configured generation.
-
-    Args:
-        settings: the parameters of generation.
-        forward: the model's forward pass.
-        tokenizer: the model's tokenizer.
-        groups: this rank's process groups.
-        seed: the random seed, if generation has no other.
-        seq_length: tokens of the model's longest sequence.
-        reads_every_token: tokens are delivered one by one, instead of several at a time on a GPU.
-    """
-    input_file, output_file = settings.sample_input_file, settings.sample_output_file
-
-    return Job(
-        engine=partial(build_engine, settings, forward, tokenizer, reads_every_token=reads_every_token),
-        tokenizer=tokenizer,
-        groups=groups,
-        seed=seed if settings.sampling_seed is None else settings.sampling_seed,
-        seq_length=seq_length,
-        maximum_tokens=settings.maximum_tokens,
-        batch_size=settings.generation_batch_size,
-        sampling=Sampling(
-            temperature=settings.temperature,
-            top_k=settings.top_k,
-            top_p=settings.top_p,
-            repetition_penalty=settings.repetition_penalty,
-        ),
-        stop_strings=settings.stop_strings,
-        num_samples=settings.num_samples,
-        prompt=settings.prompt,
-        keeps_history=settings.interactive_history,
-        input_file=None if input_file is None else Path(input_file),
-        output_file=None if output_file is None else Path(output_file),
     )

@@ -17,7 +17,8 @@ from neox_config.spec.run import Batch
 from neox_data.tokenizers import Tokenizer
 from neox_model.generate.forward import Forward
 from neox_model.generate.interruption import agreed_in_copy
-from neox_model.generate.run import explained_shortage, job_of
+from neox_model.generate.modes import Job
+from neox_model.generate.run import explained_shortage
 from neox_model.optional import require
 from neox_model.parallel.groups import Groups
 from neox_model.scoring.perplexity import measure_perplexity
@@ -100,7 +101,6 @@ class TextEvaluation:
         section, groups = self._section, self._groups
         began = time.monotonic()
         perplexity = tasks = None
-        notes: list[str] = []
         with explained_shortage(_SMALLER), _random_states_kept():
             model = forward()
             scorer = Scorer(
@@ -114,19 +114,9 @@ class TextEvaluation:
                     section.eval_data, scorer, self._tokenizer, groups, limit=section.eval_limit
                 )
             if self._harness is not None:
-                job = job_of(
-                    section,
-                    model,
-                    self._tokenizer,
-                    groups,
-                    seed=self._seed,
-                    seq_length=self._batch.length,
-                    reads_every_token=False,
-                )
-                asked = self._harness.HarnessModel(
-                    scorer, job.engine, self._tokenizer, groups, batch_size=job.batch_size, seed=job.seed
-                )
-                tasks, notes = self._tasks.run(asked), asked.notes
+                length = self._batch.length
+                job = Job(section, model, self._tokenizer, groups, seed=self._seed, seq_length=length)
+                tasks = self._tasks.run(self._harness.HarnessModel(scorer, job))
         if groups.world.rank:
             return None
         return Results(
@@ -135,7 +125,6 @@ class TextEvaluation:
             per_character=section.char_level_ppl,
             tasks=tasks,
             tables="" if self._harness is None else self._harness.table_of(tasks),
-            notes=notes,
             seconds=time.monotonic() - began,
         )
 

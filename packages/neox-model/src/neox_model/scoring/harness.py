@@ -25,13 +25,12 @@ from lm_eval.utils import make_table
 
 from neox_config.errors import ConfigError, NeoXError
 from neox_config.problems import did_you_mean
-from neox_data.tokenizers import Tokenizer
 from neox_model.errors import ModelError
 from neox_model.generate.batch import Request
-from neox_model.generate.engine import Engine, Reply, not_finite
+from neox_model.generate.engine import Reply, not_finite
+from neox_model.generate.modes import Job
 from neox_model.generate.sampling import Sampling
 from neox_model.metrics.progress_lines import ProgressLines
-from neox_model.parallel.groups import Groups
 from neox_model.parallel.random import mixed_seed
 from neox_model.scoring.endings import NotFiniteError, gather_in_sections
 from neox_model.scoring.scorer import Part, Scorer, rolling_parts
@@ -47,9 +46,6 @@ _RESAMPLES = 1000
 # Arguments of generation that change nothing at these values.
 _NO_EFFECT: Mapping[str, Any] = {"num_beams": 1, "num_return_sequences": 1, "use_cache": True, "min_p": 0.0}
 
-
-_LIBRARIES_WITH_HANDLERS = ("datasets", "huggingface_hub")
-
 logger = logging.getLogger(__name__)
 
 _Item = TypeVar("_Item")
@@ -61,35 +57,19 @@ class HarnessModel(TemplateLM):
 
     Args:
         scorer: computes log-likelihoods.
-        engine: builds an engine for this number of sequences and for sequences of this many tokens.
-        tokenizer: the model's tokenizer.
-        groups: this job's process groups.
-        batch_size: maximum number of texts that are generated together.
-        seed: random seed of sampled texts.
+        job: how texts are generated.
     """
 
-    def __init__(
-        self,
-        scorer: Scorer,
-        engine: Callable[[int, int], Engine],
-        tokenizer: Tokenizer,
-        groups: Groups,
-        *,
-        batch_size: int,
-        seed: int,
-    ) -> None:
+    def __init__(self, scorer: Scorer, job: Job) -> None:
         super().__init__()
-        self._scorer, self._engine, self._tokenizer = scorer, engine, tokenizer
-        self._encoder, self._end = TextEncoder(tokenizer), tokenizer.end_of_document
-        self._prefix_text = tokenizer.decode([self._encoder.prefix])
-        self._groups = groups
-        self._batch_size, self._seed = batch_size, seed
-        self._rolling_tasks: set[str] = set()
+        self._scorer, self._job, self._tokenizer = scorer, job, job.tokenizer
+        self._encoder = TextEncoder(job.tokenizer)
+        self._prefix_text = job.tokenizer.decode([self._encoder.prefix])
 
     @property
     def eot_token_id(self) -> int:
         """Return the id of end-of-document."""
-        return self._end
+        return self._tokenizer.end_of_document
 
     @property
     def prefix_token_id(self) -> int:
@@ -106,16 +86,6 @@ class HarnessModel(TemplateLM):
         """Return a name for caches of requests; none are used."""
         return "neox"
 
-    @property
-    def notes(self) -> list[str]:
-        """Return notes on the results so far, as sentences."""
-        if not self._encoder.added or not self._rolling_tasks:
-            return []
-        return [
-            f"{', '.join(sorted(self._rolling_tasks))}: {self._encoder.added!r}, which the tokenizer adds to "
-            "each text, is scored with the text, as by lm_eval --model hf; for the text alone use --data"
-        ]
-
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         """Return the ids of a text, as the harness's Hugging Face backend does.
 
@@ -130,19 +100,13 @@ class HarnessModel(TemplateLM):
     def _shared(
         self, items: Sequence[_Item], work: Callable[[Sequence[_Item]], Iterator[list[tuple[int, _Found]]]]
     ) -> list[_Found]:
-        """Return what `work` yields for all items, by number, of which each replica processes every n-th.
+        """Return what `work` yields for all items, by number; each replica processes every n-th. Collective.
 
-        Collective over all ranks.
-
-        The harness would distribute questions itself, but then their examples depend on the number of
-        replicas.
-
-        Raises:
-            EvaluationEndedError: the model's output is not finite, or a signal requested the end.
+        If the harness distributed the questions, their examples would depend on the number of replicas.
         """
-        replicas = self._groups.data
+        replicas = self._job.groups.data
         mine = items[replicas.rank :: replicas.size]
-        found = gather_in_sections(self._groups.control, _logged(work(mine), len(mine)))
+        found = gather_in_sections(self._job.groups.control, _logged(work(mine), len(mine)))
         parts = [dict(found[rank]) for rank in replicas.ranks]
         return [parts[number % replicas.size][number // replicas.size] for number in range(len(items))]
 
@@ -162,7 +126,6 @@ class HarnessModel(TemplateLM):
         As in the harness's Hugging Face backend, the text has what the tokenizer adds to it, so that a BOS
         occurs twice and the second one is scored.
         """
-        self._rolling_tasks.update(request.task_name for request in requests if request.task_name)
         parts = [
             rolling_parts(
                 self.tok_encode(request.args[0]), prefix=self.prefix_token_id, seq_length=self.max_length
@@ -190,7 +153,8 @@ class HarnessModel(TemplateLM):
             return
         capacity = max(max(1, len(one.prompt)) + one.maximum_tokens for one in requests)
         order = sorted(range(len(requests)), key=lambda number: -len(requests[number].prompt))
-        engine = self._engine(min(self._batch_size, len(requests)), min(self.max_length, capacity))
+        slots = min(self._job.settings.generation_batch_size, len(requests))
+        engine = self._job.engine(slots, min(self.max_length, capacity))
         numbers = {engine.submit(requests[number]): number for number in order}
         while engine.is_busy:
             self._scorer.continue_or_stop()
@@ -220,7 +184,7 @@ class HarnessModel(TemplateLM):
             top_k=int(settings.pop("top_k", 0) or 0),
             top_p=float(settings.pop("top_p", 0.0) or 0.0),
             repetition_penalty=float(settings.pop("repetition_penalty", 1.0)),
-            seed=mixed_seed("task", self._seed, *number),
+            seed=mixed_seed("task", self._job.sampling_seed, *number),
         )
         unknown = [name for name, value in settings.items() if value != _NO_EFFECT.get(name)]
         if unknown:
@@ -267,11 +231,11 @@ class Tasks:
     ) -> None:
         logger.info("loading the tasks of lm_eval: %s", ", ".join(names))
         logging.getLogger("lm_eval").setLevel(logging.ERROR)
-        for name in _LIBRARIES_WITH_HANDLERS:
-            # Their records reach our handler, too.
+        for name in ("datasets", "huggingface_hub"):
+            # Their records also reach our handler.
             logging.getLogger(name).handlers.clear()
         self._shows_progress = shows_progress
-        manager = _manager_of(names, include_path)
+        manager = TaskManager(include_path=include_path)
         names = _named(names, manager, include_path)
         with _guarded(names, "loaded", failure=ConfigError), _progress_bars(shows_progress):
             self._loaded = manager.load(names)
@@ -317,24 +281,8 @@ def _logged(turns: Iterable[list[_Item]], count: int) -> Iterator[list[_Item]]:
         yield found
 
 
-def _manager_of(names: Sequence[str], include_path: str | None) -> TaskManager:
-    """Return a manager that knows the tasks; reading those of the harness takes seconds.
-
-    They are read for groups, because a group may contain them.
-    """
-    if include_path is not None:
-        manager = TaskManager(include_path=include_path, include_defaults=False)
-        if set(names) <= {*manager.all_subtasks, *manager.all_tags}:
-            return manager
-    return TaskManager(include_path=include_path)
-
-
 def _named(names: Sequence[str], manager: TaskManager, include_path: str | None) -> list[str]:
-    """Return the names of tasks, groups and tags, with the tasks that patterns match in their place.
-
-    Raises:
-        ConfigError: there is no such task.
-    """
+    """Return the names of tasks, groups and tags, with the tasks that patterns match in their place."""
     found: list[str] = []
     for name in names:
         # Not groups, because the harness refuses a task that is also in one of its groups.
@@ -377,17 +325,8 @@ def table_of(results: Mapping[str, Any]) -> str:
 def _guarded(names: Sequence[str], action: str, *, failure: type[NeoXError]) -> Iterator[None]:
     """Convert what tasks raise, which are YAML, templates and functions of others; refuse their downloads.
 
-    The harness would download and run metrics that it does not have. What our model raises while it computes
-    is raised as it is.
-
-    Args:
-        names: the tasks, for the message.
-        action: what is done with them.
-        failure: class of the error that is raised.
-
-    Raises:
-        NeoXError: a task failed, or requested a metric that would be downloaded, also if the harness passed
-            over the refusal.
+    The harness would download and run metrics that it does not have, and may ignore the refusal. What our
+    model raises while it computes is raised as it is.
     """
     refused: list[str] = []
 
@@ -395,21 +334,28 @@ def _guarded(names: Sequence[str], action: str, *, failure: type[NeoXError]) -> 
         refused.append(name)
         raise ModelError(f"the metric {name} would be downloaded")
 
-    kept = metric_hub.load
-    metric_hub.load = refuse
+    def refusal() -> NeoXError:
+        return failure(
+            f"eval-tasks: the metric {', '.join(dict.fromkeys(refused))} is not part of lm_eval and would be "
+            "downloaded; use a metric of lm_eval, or process_results"
+        )
+
+    kept, metric_hub.load = metric_hub.load, refuse
     try:
         yield
     except Exception as error:
+        if refused:
+            raise refusal() from error
         # While the model computes.
         computing = HarnessModel._shared.__code__
         frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
-        if not refused and (isinstance(error, NeoXError) or computing in frames):
+        if isinstance(error, NeoXError) or computing in frames:
             raise
-        raise failure(_refusal(refused) if refused else _reason(names, action, error)) from error
+        raise failure(_reason(names, action, error)) from error
     finally:
         metric_hub.load = kept
     if refused:
-        raise failure(_refusal(refused))
+        raise refusal()
 
 
 def _reason(names: Sequence[str], action: str, error: Exception) -> str:
@@ -428,16 +374,8 @@ def _reason(names: Sequence[str], action: str, error: Exception) -> str:
             "HF_DATASETS_OFFLINE=1 and HF_HUB_OFFLINE=1"
         )
     last = traceback.extract_tb(error.__traceback__)[-1]
-    # Not for the lines of libraries.
-    place = "" if "site-packages" in last.filename else f" ({last.filename}:{last.lineno})"
+    place = f"{last.filename}:{last.lineno}"
     return (
-        f"{what}: {type(error).__name__}: {error}{place}; correct the task, or make its data available on "
+        f"{what}: {type(error).__name__}: {error} ({place}); correct the task, or make its data available on "
         "this host"
-    )
-
-
-def _refusal(metrics: Sequence[str]) -> str:
-    return (
-        f"eval-tasks: the metric {', '.join(dict.fromkeys(metrics))} is not part of lm_eval and would be "
-        "downloaded; use a metric of lm_eval, or process_results"
     )

@@ -61,10 +61,6 @@ class Ratio:
         return f"{self.value:.4f}{limits}"
 
 
-def _in_bits(value: float) -> float:
-    return value * (1 / math.log(2))
-
-
 def _exponential(value: float) -> float:
     """Return the exponential; infinity if it is too large for a float."""
     return math.inf if value >= 700 else math.exp(value)
@@ -120,11 +116,9 @@ class Perplexity:
             "perplexity": self.loss.mapped(_exponential),
             "bits_per_byte": self.bits_per_byte,
         }
-        return rows | (
-            {"perplexity_per_character": self.loss_per_character.mapped(_exponential)}
-            if per_character
-            else {}
-        )
+        if per_character:
+            rows["perplexity_per_character"] = self.loss_per_character.mapped(_exponential)
+        return rows
 
     def counts(self) -> dict[str, Any]:
         """Return what was read, by name."""
@@ -185,7 +179,7 @@ def measure_perplexity(
         characters=sum(document.characters for document in scored),
         units="documents" if has_enough else "parts",
         loss=ratio_of(losses, units[:, 1]),
-        bits_per_byte=ratio_of(losses, units[:, 2]).mapped(_in_bits),
+        bits_per_byte=ratio_of(losses, units[:, 2]).mapped(lambda loss: loss / math.log(2)),
         loss_per_character=ratio_of(losses, units[:, 3]),
     )
 

@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import chain, count
 from pathlib import Path
@@ -30,7 +30,6 @@ class Results:
         per_character: also report the perplexity per character.
         tasks: what the harness returned; None without tasks.
         tables: the results of the tasks as text.
-        notes: what a reader must know of the results of the tasks, as sentences.
         seconds: duration.
     """
 
@@ -39,7 +38,6 @@ class Results:
     per_character: bool
     tasks: Mapping[str, Any] | None
     tables: str
-    notes: Sequence[str] = ()
     seconds: float
 
     def metrics(self) -> dict[str, float]:
@@ -72,15 +70,13 @@ class Results:
             width = max(map(len, rows))
             lines += [f"{name:{width}} {ratio}" for name, ratio in rows.items()]
             lines.append(f"in brackets: {CONFIDENCE:.0%} confidence intervals over {one.units}")
-        lines += [self.tables] if self.tables else []
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+        return "\n".join([*lines, *filter(None, [self.tables])])
 
     def as_object(self) -> dict[str, Any]:
         """Return the results for JSON; those of tasks have the names that the harness gives them."""
         # Configurations of tasks may contain functions.
         tasks = json.loads(finite_json.dumps(dict(self.tasks or {}), default=str))
         found: dict[str, Any] = {"iteration": self.iteration, "seconds": round(self.seconds, 3), **tasks}
-        found |= {"notes": list(self.notes)} if self.notes else {}
         if self.perplexity is not None:
             rows = self.perplexity.rows(per_character=self.per_character)
             over = f"{CONFIDENCE:.0%}, ratio estimator, normal approximation over {self.perplexity.units}"

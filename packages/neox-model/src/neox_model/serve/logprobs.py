@@ -205,22 +205,15 @@ def of_prompt(
         top: the most likely tokens at each place.
     """
     rows = list(zip(tokens, values, top, strict=True))
-    is_added = [False] * len(rows)
     shown = ShownTokens(tokenizer, names)
-    library = tokenizer if isinstance(tokenizer, LibraryBackedTokenizer) else None
+    is_added = [False] * len(rows)
     # Otherwise the client sent ids, and this is their text.
-    if library is not None and library.encode(text) == list(tokens):
-        is_added = library.is_added(text)
+    if isinstance(tokenizer, LibraryBackedTokenizer) and tokenizer.encode(text) == list(tokens):
+        is_added = tokenizer.is_added(text)
     for row, added in zip(rows, is_added, strict=True):
         if not added:
             shown.add(*row)
-    placed = shown.finish(is_cut=False)
-    if library is not None and library.decode([one.id for one in placed]) != text:
-        # A text that the tokenizer changes: the library knows where its tokens are.
-        ((ids, places),) = library.encode_placed([text])
-        if ids == [one.id for one in placed]:
-            placed = [replace(one, offset=begin) for one, (begin, _) in zip(placed, places, strict=True)]
-    found, left = [], deque(placed)
+    found, left = [], deque(shown.finish(is_cut=False))
     for row, added in zip(rows, is_added, strict=True):
         after = left[0].offset if left else len(text)
         one = ShownToken(*row, offset=after) if added else left.popleft()

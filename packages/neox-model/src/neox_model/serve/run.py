@@ -2,7 +2,6 @@
 
 import logging
 import os
-from contextlib import ExitStack
 from pathlib import Path
 
 from neox_config import Resolved
@@ -11,8 +10,8 @@ from neox_config.schema.sections.serving import Serve
 from neox_data.errors import CorpusError
 from neox_data.preprocess.chat_template import ChatTemplate
 from neox_model.generate.chat_template import configured_template
-from neox_model.generate.engine import Engine
-from neox_model.generate.run import build_engine, explained_shortage, load_forward
+from neox_model.generate.modes import Job
+from neox_model.generate.run import explained_shortage, load_forward
 from neox_model.parallel.groups import Groups
 from neox_model.processes import load_tokenizer
 from neox_model.serve.app import build_app
@@ -49,63 +48,57 @@ def serve_in(groups: Groups, resolved: Resolved) -> None:
     settings, seq_length = config.serving.serve, config.model.seq_length
     is_first = groups.world.rank == 0
     signals = StopSignals(decides=is_first)
-    with ExitStack() as stack:
-        # Before the weights are read, so that an address in use is reported at once.
-        key = _key(settings.api_key_file) if is_first else None
-        bound = listening_socket(settings.host, settings.port) if is_first else None
-        tokenizer = load_tokenizer(config.tokenizer)
-        template = _template(settings.chat_template, config.tokenizer.vocab_file) if is_first else None
-        forward, _ = load_forward(resolved, load, groups, tokenizer)
-        with explained_shortage():
-            engine = build_engine(
-                config.generation,
-                forward,
-                tokenizer,
-                config.generation.generation_batch_size,
-                seq_length,
-                reads_every_token=True,
-            )
-        stack.enter_context(signals.handled())
+    # Before the weights are read, so that an address in use is reported at once.
+    key = _key(settings.api_key_file) if is_first else None
+    bound = listening_socket(settings.host, settings.port) if is_first else None
+    tokenizer = load_tokenizer(config.tokenizer)
+    template = _template(settings.chat_template, config.tokenizer.vocab_file) if is_first else None
+    forward, _ = load_forward(resolved, load, groups, tokenizer)
+    job = Job(
+        config.generation,
+        forward,
+        tokenizer,
+        groups,
+        seed=config.training.seed,
+        seq_length=seq_length,
+        reads_every_token=True,
+    )
+    slots = config.generation.generation_batch_size
+    with explained_shortage():
+        engine = job.engine(slots, seq_length)
         if bound is None:
-            with explained_shortage():
+            with signals.handled():
                 run_calls(engine, groups.control, signals, None)
-        else:
-            calls = Calls(slots=config.generation.generation_batch_size, max_waiting=settings.max_waiting)
-            model = ServedModel(
-                name=load.rstrip("/").rpartition("/")[2] or load,
-                tokenizer=tokenizer,
-                seq_length=seq_length,
-                default_tokens=config.generation.maximum_tokens,
-                max_tokens=settings.max_tokens or seq_length,
-                template=template,
-            )
-            if template is not None and model.end_of_answer is not None:
-                logger.info("answers to chats end at %s, as in %s", model.end_of_answer, template.name)
-            app = build_app(
-                model,
-                calls,
-                allowed_hosts=(*settings.allowed_hosts, settings.host),
-                key=key,
-                max_body=settings.max_body_bytes,
-            )
-            web = WebServer(app, bound)
-            web.start()
-            _announce(settings, load, *bound.getsockname()[:2], has_key=key is not None)
-            timeout = config.launch.stop_timeout
-            seconds = max(_STOP_SHARE * timeout, timeout - _LONGEST_END_SECONDS)
-            _run_first(engine, groups, signals, calls, web, seconds)
-
-
-def _run_first(
-    engine: Engine, groups: Groups, signals: StopSignals, calls: Calls, web: WebServer, seconds: float
-) -> None:
-    """Answer calls on rank 0; whatever ends it, clients receive an answer or an error."""
-    try:
-        with explained_shortage():
+            return
+    calls = Calls(slots=slots, max_waiting=settings.max_waiting)
+    model = ServedModel(
+        name=load.rstrip("/").rpartition("/")[2] or load,
+        tokenizer=tokenizer,
+        seq_length=seq_length,
+        default_tokens=config.generation.maximum_tokens,
+        max_tokens=settings.max_tokens or seq_length,
+        template=template,
+    )
+    if template is not None and model.end_of_answer is not None:
+        logger.info("answers to chats end at %s, as in %s", model.end_of_answer, template.name)
+    app = build_app(
+        model,
+        calls,
+        allowed_hosts=(*settings.allowed_hosts, settings.host),
+        key=key,
+        max_body=settings.max_body_bytes,
+    )
+    timeout = config.launch.stop_timeout
+    seconds = max(_STOP_SHARE * timeout, timeout - _LONGEST_END_SECONDS)
+    with signals.handled(), explained_shortage():
+        web = WebServer(app, bound)
+        _announce(settings, load, *bound.getsockname()[:2], has_key=key is not None)
+        try:
             run_calls(engine, groups.control, signals, calls, stop_seconds=seconds, check=web.check)
-    finally:
-        calls.fail_all(ApiError(503, "the server has ended"))
-        web.stop()
+        finally:
+            # Whatever ends it, clients receive an answer or an error.
+            calls.fail_all(ApiError(503, "the server has ended"))
+            web.stop()
 
 
 def _key(path: str | None) -> str | None:

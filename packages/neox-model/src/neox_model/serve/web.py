@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import socket
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -39,11 +39,14 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 class WebServer:
-    """Serves an application in a thread.
+    """Serves an application in a thread, and accepts connections when it is built.
 
     Args:
         app: the application.
         bound: where it listens.
+
+    Raises:
+        NeoXError: the server cannot start.
     """
 
     def __init__(self, app: ASGIApp, bound: socket.socket) -> None:
@@ -60,20 +63,11 @@ class WebServer:
             timeout_graceful_shutdown=_LAST_SECONDS,
         )
         self._server = uvicorn.Server(config)
-        self._bound = bound
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="web server")
-        self._running: Future[None] | None = None
-        self._is_stopping = False
         # Of each start and end of the server, at the level of information.
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
-
-    def start(self) -> None:
-        """Start to accept connections.
-
-        Raises:
-            NeoXError: the server cannot start.
-        """
-        self._running = self._thread.submit(lambda: asyncio.run(self._server.serve(sockets=[self._bound])))
+        self._is_stopping = False
+        thread = ThreadPoolExecutor(1, thread_name_prefix="web server")
+        self._running = thread.submit(lambda: asyncio.run(self._server.serve(sockets=[bound])))
         for _ in range(int(_START_SECONDS * 100)):
             self.check()
             if self._server.started:
@@ -87,7 +81,6 @@ class WebServer:
         Raises:
             NeoXError: it has ended by itself.
         """
-        assert self._running is not None, "start() comes first"
         if self._running.done() and not self._is_stopping:
             error = self._running.exception()
             raise NeoXError(f"the web server has ended: {error}; run the command again") from error
@@ -96,5 +89,5 @@ class WebServer:
         """Complete the answers, close all connections, and end."""
         self._is_stopping = True
         self._server.should_exit = True
-        if self._running is not None and not wait([self._running], 2 * _LAST_SECONDS).done:
+        if not wait([self._running], 2 * _LAST_SECONDS).done:
             logger.warning("connections of clients are closed before they received their answers")
