@@ -294,7 +294,7 @@ def test_two_hosts_of_one_name_are_refused():
         ([("A", 0), ("A", 1), ("B", 0)], None),
         ([("A", 0), ("B", 0), ("A", 0)], "named A"),
     ):
-        with patch.object(storage_module, "gather", lambda *_, places=places: places):
+        with patch.object(storage_module, "all_gather_object", lambda *_, places=places: places):
             if error is None:
                 assert find_storage(section, SINGLE_PROCESS).names == ("A", "A", "B")
             else:

@@ -88,7 +88,8 @@ def _naming(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise NeoXError(
-            f"cannot write the results to {path}: {error}; set sample_output_file to another file"
+            f"cannot write the results to {path}: {error}; set sample_output_file to another file",
+            code="not-writable",
         ) from error
 
 
@@ -107,7 +108,8 @@ def _new_partial_file(path: Path, partial: Path) -> TextIO:
             if not is_locked:
                 raise NeoXError(
                     f"another generation writes its results to {path}; wait until it has ended, or set "
-                    "sample_output_file to another file"
+                    "sample_output_file to another file",
+                    code="in-use",
                 )
             # Otherwise another generation renamed or removed it before it was locked.
             if partial.exists() and os.path.samestat(os.fstat(file.fileno()), partial.stat()):

@@ -37,7 +37,7 @@ def compared(monkeypatch, times, *, memory=(10.0,), interval=1):
             for rank, time, most in values
         ]
 
-    monkeypatch.setattr(stragglers, "collect", of_two_ranks)
+    monkeypatch.setattr(stragglers, "gather_object", of_two_ranks)
     callback = StragglersCallback(
         SINGLE_PROCESS,
         time=measured,
