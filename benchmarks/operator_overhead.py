@@ -127,12 +127,12 @@ def _times(call: Call, arguments: tuple[Any, ...], calls: int) -> list[float | N
 
 def _through_the_dispatcher(call: Call) -> Call:
     def dispatched(*arguments: Any) -> Any:
-        usual = custom_operator._is_seen_by_others
-        custom_operator._is_seen_by_others = lambda: True
+        usual = custom_operator._num_modes
+        custom_operator._num_modes = lambda: 1
         try:
             return call(*arguments)
         finally:
-            custom_operator._is_seen_by_others = usual
+            custom_operator._num_modes = usual
 
     return dispatched
 

@@ -75,7 +75,8 @@ def train_sharded(**options: Any) -> dict[str, Any]:
         model(torch.tensor(float(rank))).backward()
     sharded.take_gradients()
     found: dict[str, Any] = {"held": [], "values": [], "gradients": [], "whole": []}
-    for (name, parameter), held in zip(model.named_parameters(), sharded.held_by(holders), strict=True):
+    shards = sharded.param_shards_of(holders)
+    for (name, parameter), held in zip(model.named_parameters(), shards, strict=True):
         logical = held.holder.logical  # type: ignore[attr-defined]
         found["held"].append([name.split(".")[1], held.start // 2, held.numel // 2, list(logical.slices[0])])
         found["values"].append(held.holder.tolist())
