@@ -25,7 +25,7 @@ CONFIGURATION = {
 }
 
 
-def pluralize(text: str) -> Counts:
+def counted(text: str) -> Counts:
     return count_text(dedent(text), ast.parse(dedent(text)), None)
 
 
@@ -63,7 +63,7 @@ def test_python_is_counted_without_docstrings_comments_and_layout(text, tokens, 
         statements=statements,
         functions=functions,
     )
-    assert pluralize(text) == expected
+    assert counted(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_tokens_of_other_languages_are_words_strings_and_signs(suffix, text, tok
 
 @pytest.mark.parametrize(("lines", "long"), [(600, 0), (601, 1)])
 def test_file_over_600_lines_is_long(lines, long):
-    assert pluralize("a\n" * lines).long == long
+    assert counted("a\n" * lines).long == long
 
 
 @pytest.mark.parametrize(

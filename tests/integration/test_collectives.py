@@ -106,7 +106,7 @@ def count(cases: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def pluralize() -> list[dict[str, Any]]:
+def counted() -> list[dict[str, Any]]:
     return run_ranks(count, size=2, cases=CASES | ZERO, timeout_seconds=900)
 
 

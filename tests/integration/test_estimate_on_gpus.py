@@ -23,7 +23,7 @@ TOLERANCE = 0.02
 
 
 @pytest.fixture(scope="module")
-def pluralize():
+def counted():
     command = [sys.executable, "-m", "gpu_gate.stored_on_gpu"]
     paths = os.pathsep.join(str(ROOT / name) for name in ("tests", "tools"))
     variables = os.environ | {"PYTHONPATH": paths}

@@ -13,7 +13,7 @@ __all__ = ["make_available"]
 def make_available(calls: Counter[str]) -> None:
     """Let this process use the fused operators on the CPU, and count their calls."""
 
-    def pluralize(name: str, form: Any) -> Any:
+    def counted(name: str, form: Any) -> Any:
         def call(*args: Any) -> Any:
             calls[name] += 1
             return form(*args)
@@ -24,9 +24,9 @@ def make_available(calls: Counter[str]) -> None:
         if isinstance(operator, Operator):
             ready = dataclasses.replace(
                 operator,
-                fused=pluralize(operator.name, operator.fused),
+                fused=counted(operator.name, operator.fused),
                 with_input=operator.with_input
-                and pluralize(f"{operator.name}.with_input", operator.with_input),
+                and counted(f"{operator.name}.with_input", operator.with_input),
                 availability=lambda device, dtype, *, may_build: Availability(True, "for this test"),
             )
             setattr(operators, name, ready)

@@ -49,7 +49,7 @@ def template(written: str) -> ChatTemplate:
     return ChatTemplate(CALLS.replace("<WRITTEN>", written), name="chat.jinja", tokens={})
 
 
-def pluralize(written: str, messages: list[dict[str, Any]]) -> tuple[str, set[str]]:
+def counted(written: str, messages: list[dict[str, Any]]) -> tuple[str, set[str]]:
     """Return what the loss counts, and the notes."""
     mask = ChatMask("messages", template(written))
     parts = mask.segments([str(mask.text_of(messages, "it", {"messages": messages}))])
@@ -67,7 +67,7 @@ def rendered_by_transformers(written: str, messages: list[dict[str, Any]]) -> st
 def test_a_template_gets_arguments_as_it_takes_them(kind: str) -> None:
     written, expected, theirs = WRITTEN[kind]
     messages = conversation(TEXT)
-    assert pluralize(written, messages) == (f"{expected};", set() if expected == theirs else {DECODED})
+    assert counted(written, messages) == (f"{expected};", set() if expected == theirs else {DECODED})
     if theirs is None:
         with pytest.raises(TypeError):
             rendered_by_transformers(written, messages)
@@ -85,9 +85,9 @@ def test_arguments_that_are_objects_stay_objects(kind: str) -> None:
     # Slices are hashable since Python 3.12.
     except (TypeError, KeyError) as error:
         with refused(ValueError, type(error).__name__):
-            pluralize(written, messages)
+            counted(written, messages)
     else:
-        assert pluralize(written, messages) == (text.removeprefix("user:w?;assistant:"), set())
+        assert counted(written, messages) == (text.removeprefix("user:w?;assistant:"), set())
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_arguments_that_are_objects_stay_objects(kind: str) -> None:
     ],
 )
 def test_text_that_stands_for_an_object_is_decoded(text: str, expected: str) -> None:
-    assert pluralize("{{ args | tojson }}", conversation(text))[0] == f"{expected};"
+    assert counted("{{ args | tojson }}", conversation(text))[0] == f"{expected};"
 
 
 def test_calls_of_all_forms_are_decoded() -> None:
@@ -134,8 +134,8 @@ def test_calls_of_all_forms_are_decoded() -> None:
 )
 def test_broken_arguments_are_refused_where_objects_are_required(text: str, reason: str) -> None:
     with refused(ValueError, "arguments", reason):
-        pluralize("{{ args | tojson }}", conversation(text))
-    assert pluralize("{{ args }}", conversation(text))[0] == f"{text};"
+        counted("{{ args | tojson }}", conversation(text))
+    assert counted("{{ args }}", conversation(text))[0] == f"{text};"
 
 
 def test_a_prompt_is_rendered_as_the_data_of_a_training() -> None:
@@ -146,4 +146,4 @@ def test_a_prompt_is_rendered_as_the_data_of_a_training() -> None:
 
 def test_marks_within_decoded_arguments_are_refused() -> None:
     with refused(ValueError, "contains the character"):
-        pluralize("{{ args | tojson }}", conversation('{"city": "\\ufdd0"}'))
+        counted("{{ args | tojson }}", conversation('{"city": "\\ufdd0"}'))

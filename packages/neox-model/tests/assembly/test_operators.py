@@ -85,7 +85,7 @@ def calls(monkeypatch, tmp_path):
     choice._verdict.cache_clear()
     found = {}
 
-    def pluralize(name, form):
+    def counted(name, form):
         def call(*args, **kwargs):
             found.setdefault(name, []).append((args, kwargs))
             return form(*args, **kwargs)
@@ -98,8 +98,8 @@ def calls(monkeypatch, tmp_path):
         fused = neox_kernels.layer_norm.fused if name == "apex_layer_norm" else operator.fused
         ready = dataclasses.replace(
             operator,
-            fused=pluralize(name, fused),
-            with_input=operator.with_input and pluralize(f"{name}.with_input", operator.with_input),
+            fused=counted(name, fused),
+            with_input=operator.with_input and counted(f"{name}.with_input", operator.with_input),
             availability=lambda device, dtype, *, may_build: Availability(True, "for this test"),
         )
         monkeypatch.setattr(operators, name, ready)
