@@ -81,7 +81,7 @@ def train(folder: str, data_path: str, cases: list[tuple[str, str]]) -> dict[str
         resolved = resolved_from(settings, devices=2)
 
         def with_flip(run, *rest, what=what):
-            run.callbacks.append(Flip("master" if what == "save" else what))
+            run.add(Flip("master" if what == "save" else what))
             add(run, *rest)
 
         open_run.add_callbacks = with_flip if what else add

@@ -170,9 +170,9 @@ def test_on_the_same_layout_random_streams_and_memory_are_compared_and_elsewhere
         for case in ("ZeRO 1, dropout", "tensor 2 to data 2")
     )
     assert same["restored random streams"].compared == "10 streams"
-    assert "restored memory" in same
+    assert "restored memory of each rank" in same
     assert shows(other["restored random streams"].skipped, "start anew on")
-    assert "restored memory" not in other
+    assert "restored memory of each rank" not in other
 
 
 def test_on_another_layout_the_size_of_the_difference_is_shown(found):
