@@ -15,8 +15,10 @@ import zstandard
 
 from neox_data.errors import CorpusError
 from neox_data.preprocess.inputs import cut_file, find_inputs
+from neox_data.preprocess.json_array import JsonArray
 from neox_data.preprocess.passed_over import PassedOver
 from neox_data.preprocess.read import CorpusReader
+from neox_data.preprocess.unpack import DamageError
 from support.refusals import refused
 
 LINES = b"".join(json.dumps({"text": f"{number} " * 40}).encode() + b"\n" for number in range(300))
@@ -299,3 +301,11 @@ def test_records_that_are_cut_are_never_skipped(tmp_path: Path, split_long: bool
     data = b"%016d" % 3 + b"one" + b"9" * 16 + b"cut"
     with refused(CorpusError, "record 2", code="damaged"):
         texts(tmp_path / "a.dat", data, max_document_bytes=10, split_long=split_long)
+
+
+def test_an_element_that_is_not_json_is_found_without_reading_the_rest():
+    rest = b'"a document", ' * (1 << 19)
+    array = JsonArray(io.BytesIO(b'["one", {oops}, ' + rest + b'"end"]'))
+    with refused(DamageError, "element 2"):
+        list(array)
+    assert array.num_bytes < len(rest) / 2

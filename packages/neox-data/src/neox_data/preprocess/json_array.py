@@ -15,6 +15,9 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SPACE = b" \t\r\n"
 _BUFFER_BYTES = 1 << 20
 _SPACES, _END = re.compile(r"[ \t\r\n]*"), re.compile(r"[ \t\r\n]*([,\]])")
+_OTHER = re.compile(r"[^ \t\r\n]")
+# More than what can be cut within a token: an exponent, a literal, an escaped pair of surrogates.
+_LONGEST_TOKEN = 32
 
 
 class Element(NamedTuple):
@@ -62,14 +65,20 @@ class JsonArray:
             found = _SPACES.match(data, at)
             begin = found.end() if found else at
             is_empty = number == 0 and data.startswith("]", begin)
+            closing = None
             try:
                 end = begin if is_empty else find_end(data, begin)[1]
                 closing = _END.match(data, end)
+                other = _OTHER.search(data, end)
+                is_cut = other is None or other.start() > len(data) - _LONGEST_TOKEN
+            except json.JSONDecodeError as error:
+                # An element that goes on in the next block has an open string, or ends with what was read.
+                is_cut = error.msg.startswith("Unterminated") or error.pos > len(data) - _LONGEST_TOKEN
             except (ValueError, RecursionError):
-                closing = None
+                is_cut = False
             if closing is None:
                 # Doubled, so that a long element is not parsed once per block.
-                block = self._read(max(_BUFFER_BYTES, len(data) - at))
+                block = self._read(max(_BUFFER_BYTES, len(data) - at)) if is_cut else b""
                 if not block:
                     raise DamageError(f"element {number + 1:,} of the JSON array is not JSON, or has no end")
                 data, at = data[at:] + decoder.decode(block), 0
