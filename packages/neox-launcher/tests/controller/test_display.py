@@ -130,6 +130,7 @@ for number in range(1, 5):
         time.sleep(0.05)
 """,
         columns=80,
+        COLUMNS="80",  # Exported by some shells, and wrong after the window is resized.
     )
     widths = [80, 20, 200, 40]
     for number, columns in enumerate(widths, start=1):

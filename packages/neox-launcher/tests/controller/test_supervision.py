@@ -681,7 +681,7 @@ def test_an_error_after_a_request_to_stop_is_recorded(tmp_path):
     launcher.send_signal(signal.SIGTERM)
     launcher.communicate(timeout=60)
     lines = (tmp_path / "logs" / "failures.jsonl").read_text().splitlines()
-    assert {json.loads(line)["message"] for line in lines} == {"disk is full"}
+    assert {json.loads(line)["message"] for line in lines} == {"the disk is full"}
 
 
 SAVES_SHORTLY = """

@@ -148,8 +148,11 @@ class LiveDisplay(Display):
 
 
 def _console(file: TextIO) -> Console:
-    """Return a console with the colours that the terminal has; none if NO_COLOR is set."""
+    """Return a console with the width and colours of the terminal; without colours if NO_COLOR is set."""
+    # rich prefers an exported COLUMNS, which stays as it was when the window is resized.
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
     return Console(
+        _environ=environment,
         color_system=None if os.environ.get("NO_COLOR") else "auto",
         file=file,
         force_terminal=True,
