@@ -208,6 +208,8 @@ class Family:
         required: entries that must be absent or have one of these values.
         dropouts: our parameter -> theirs, None if the class has none; they do not change logits.
         other_names: names in files of other versions -> names in `outside`.
+        joined: module of theirs in a layer -> the modules whose outputs it has, one after another; the tables
+            name these.
         base_prefix: prefix that files of the model without its head lack.
         ignored: endings of tensors in older files that are not weights.
     """
@@ -222,6 +224,7 @@ class Family:
     required: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     dropouts: Mapping[str, str] = field(default_factory=dict)
     other_names: Mapping[str, str] = field(default_factory=dict)
+    joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     base_prefix: str = ""
     ignored: tuple[str, ...] = ()
 
@@ -277,6 +280,16 @@ class Family:
                 for each, part in zip(row.theirs, parts, strict=True)
             }
             yield Tensors(name, shape, theirs, row.form, attention)
+
+    def joined_parts(self, name: str) -> tuple[str, tuple[str, ...]]:
+        """Return the tensor that is stored, and its parts by their names in the tables, given one of them."""
+        module, _, kind = name.rpartition(".")
+        for whole, parts in self.joined.items():
+            for part in parts:
+                if module.endswith(f".{part}"):
+                    prefix = module.removesuffix(part)
+                    return f"{prefix}{whole}.{kind}", tuple(f"{prefix}{each}.{kind}" for each in parts)
+        return name, (name,)
 
     def weight_outside(self, ours: str) -> str:
         """Return the name of theirs of a weight of ours that is in no layer."""
