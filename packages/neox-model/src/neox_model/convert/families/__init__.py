@@ -8,13 +8,21 @@ from neox_model.convert.classes import model_type_of
 from neox_model.convert.differences import differences
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.families.family import Family
+from neox_model.convert.families.gemma import GEMMA2, GEMMA3
 from neox_model.convert.families.gpt2 import GPT2
 from neox_model.convert.families.gpt_neox import GPT_NEOX
-from neox_model.convert.families.llama import LLAMA, MISTRAL, QWEN2
+from neox_model.convert.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from neox_model.convert.families.olmo import OLMO2, OLMO3
+from neox_model.convert.families.opt import OPT
+from neox_model.convert.families.phi3 import PHI3
+from neox_model.convert.families.smollm import SMOLLM3
 
 __all__ = ["FAMILIES", "Family", "family_of_config", "fitting_family"]
 
-FAMILIES: Mapping[str, Family] = {family.name: family for family in (GPT_NEOX, GPT2, LLAMA, MISTRAL, QWEN2)}
+_ALL = (
+    *(GPT_NEOX, GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, OLMO2, OLMO3, GEMMA2, GEMMA3, SMOLLM3, PHI3, OPT),
+)
+FAMILIES: Mapping[str, Family] = {family.name: family for family in _ALL}
 
 
 def fitting_family(spec: ModelSpec, name: str | None) -> Family:

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from neox_config.facts.rotary import yarn_attention_factor
+from neox_config.spec.values import Each
 from neox_model.convert.errors import ConversionError
-from neox_model.convert.families.values import first, number, truth, whole_number
+from neox_model.convert.families.values import first, in_layers, number, truth, whole_number
+from neox_model.convert.families.windows import FULL, SLIDING, RepeatedWindows, window_sizes
 
-__all__ = ["RotaryBase", "RotaryFraction", "RotaryScaling"]
+__all__ = ["RotaryBase", "RotaryByType", "RotaryFraction", "RotaryScaling"]
 
 _DEFAULT_BASE = 10000.0
 _TYPES = ("default", "linear", "llama3", "yarn")
@@ -38,14 +40,16 @@ class RotaryBase:
 
     Args:
         older: name outside the block that earlier versions read; written too.
+        default: the base if there is none.
     """
 
     older: str = "rope_theta"
+    default: float = _DEFAULT_BASE
 
     def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the base."""
         base = number(
-            _block(config).get("rope_theta") or config.get(self.older) or _DEFAULT_BASE, "rope_theta"
+            _block(config).get("rope_theta") or config.get(self.older) or self.default, "rope_theta"
         )
         if base != int(base):
             raise ConversionError(
@@ -89,31 +93,7 @@ class RotaryScaling:
 
     def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return our settings, in the order of `rotary_scaling`; none without scaling."""
-        block = _block(config)
-        kind = block.get("rope_type") or block.get("type") or "default"
-        if kind not in _TYPES:
-            raise ConversionError(
-                f"config.json has rope_type: {kind!r}, which neox-model does not have; it has "
-                f"{', '.join(_TYPES)}"
-            )
-        if kind == "default":
-            return {_SCALING: ()}
-        values: dict[str, Any] = {"type": kind, "factor": number(block.get("factor"), "factor")}
-        if kind in _BY_LENGTH:
-            length = config.get(_LENGTH) or block.get(_LENGTH) or config["max_position_embeddings"]
-            values[_LENGTH] = whole_number(length, _LENGTH)
-        if kind == "llama3":
-            values |= {
-                name: number(block.get(name), name) for name in ("low_freq_factor", "high_freq_factor")
-            }
-        if kind == "yarn":
-            values |= {
-                "beta_fast": number(block.get("beta_fast") or 32, "beta_fast"),
-                "beta_slow": number(block.get("beta_slow") or 1, "beta_slow"),
-                "truncate": truth(block.get("truncate", True), "truncate"),
-                "attention_factor": _attention_factor(block),
-            }
-        return {_SCALING: tuple(values.items())}
+        return {_SCALING: _scaling(_block(config), config)}
 
     def write(self, model: Mapping[str, Any], config: dict[str, Any]) -> None:
         """Add the settings, also under the name that earlier versions read."""
@@ -121,6 +101,77 @@ class RotaryScaling:
             block = config.setdefault("rope_parameters", {"rope_type": "default"})
             block |= {"rope_type": settings.pop("type"), **settings}
             config["rope_scaling"] = block
+
+
+def _scaling(block: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """Return our settings of a block; none without scaling."""
+    kind = block.get("rope_type") or block.get("type") or "default"
+    if kind not in _TYPES:
+        raise ConversionError(
+            f"config.json has rope_type: {kind!r}, which neox-model does not have; it has {', '.join(_TYPES)}"
+        )
+    if kind == "default":
+        return ()
+    values: dict[str, Any] = {"type": kind, "factor": number(block.get("factor"), "factor")}
+    if kind in _BY_LENGTH:
+        length = config.get(_LENGTH) or block.get(_LENGTH) or config["max_position_embeddings"]
+        values[_LENGTH] = whole_number(length, _LENGTH)
+    if kind == "llama3":
+        values |= {name: number(block.get(name), name) for name in ("low_freq_factor", "high_freq_factor")}
+    if kind == "yarn":
+        values |= {
+            "beta_fast": number(block.get("beta_fast") or 32, "beta_fast"),
+            "beta_slow": number(block.get("beta_slow") or 1, "beta_slow"),
+            "truncate": truth(block.get("truncate", True), "truncate"),
+            "attention_factor": _attention_factor(block),
+        }
+    return tuple(values.items())
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryByType:
+    """Bases and scalings, one of layers without a window and one of layers with it.
+
+    Args:
+        windows: which layers have one.
+        full: the base of layers without a window if there is none.
+        sliding: that of layers with one.
+        older_sliding: older name of the base of layers with a window; None: it had no name.
+    """
+
+    windows: RepeatedWindows
+    full: float
+    sliding: float
+    older_sliding: str | None = None
+
+    def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return base and scaling of each layer."""
+        blocks = config.get("rope_parameters") or {}
+        full = {**(blocks.get(FULL) or {}), **(config.get("rope_scaling") or {})}
+        sliding = dict(blocks.get(SLIDING) or {})
+        full.setdefault("rope_theta", config.get("rope_theta") or self.full)
+        sliding.setdefault("rope_theta", config.get(self.older_sliding) or self.sliding)
+        slides = self.windows.slides(config)
+        return {
+            _BASE: Each(tuple(number((sliding if each else full)["rope_theta"], "rope_theta") for each in slides)),
+            _SCALING: Each(tuple(_scaling(sliding if each else full, config) for each in slides)),
+        }
+
+    def write(self, model: Mapping[str, Any], config: dict[str, Any]) -> None:
+        """Add a block for each type of layer, and what earlier versions read."""
+        blocks: dict[str, Any] = {
+            FULL: {"rope_type": "default", "rope_theta": self.full},
+            SLIDING: {"rope_type": "default", "rope_theta": self.sliding},
+        }
+        of_layers = (window_sizes(model), in_layers(model, _BASE), in_layers(model, _SCALING))
+        for window, base, scaling in zip(*of_layers, strict=True):
+            settings = dict(scaling)
+            kind = settings.pop("type", "default")
+            blocks[FULL if window is None else SLIDING] = {"rope_type": kind, "rope_theta": base, **settings}
+        config["rope_parameters"] = blocks
+        config["rope_theta"] = blocks[FULL]["rope_theta"]
+        if self.older_sliding is not None:
+            config[self.older_sliding] = blocks[SLIDING]["rope_theta"]
 
 
 def _attention_factor(block: Mapping[str, Any]) -> float:

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from neox_config.pluralize import pluralize
-from neox_config.spec.model import ModelSpec, Pattern, Window
+from neox_config.spec.model import Layer, ModelSpec, Window
 from neox_config.spec.run import RunSpec
 from neox_data.amount_progress import tracked
 from neox_model.convert.checkpoints import VOCABULARY, build_sequential
-from neox_model.convert.differences import patterns
-from neox_model.convert.errors import ProofError
+from neox_model.convert.differences import patterns, simplest
 from neox_model.convert.proof.comparison import Figures
 from neox_model.convert.proof.sides import Sides, dtype_of
 from neox_model.convert.reference import computed, one_layer_model
@@ -53,20 +52,20 @@ def compare_layers(
     sides: Sides, model: ModelSpec, run: RunSpec, files: WeightFiles, figures: Figures
 ) -> None:
     """Compare every layer on short sequences, and the first of each kind on long ones; then rotary tables."""
-    windows, short = patterns(model), min(_SHORT, model.max_positions)
+    kinds, short = [_kind(layer) for layer in simplest(model).layers], min(_SHORT, model.max_positions)
     dtype = dtype_of(sides, files)
-    seen: set[Pattern | None] = set()
+    seen: set[Layer] = set()
     ours, theirs = None, None
-    logger.info("comparing %s", pluralize(len(windows), "layer"))
-    with tracked(enumerate(windows), len(windows), "layers compared") as each:
-        for layer, window in each:
-            if ours is None or ours.window != window:
+    logger.info("comparing %s", pluralize(len(kinds), "layer"))
+    with tracked(enumerate(kinds), len(kinds), "layers compared") as each:
+        for layer, kind in each:
+            if ours is None or ours.kind != kind:
                 ours, theirs = None, None  # Release one pair before the next is built.
                 ours = OneLayer(sides.weights, model, run, layer)
                 theirs = one_layer_model(sides.config, sides.family, layer)
             ours.fill(layer, dtype)
             _fill(theirs, sides, files, layer)
-            for length in sorted({short} if window in seen else {short, lengths_of(model)[0]}):
+            for length in sorted({short} if kind in seen else {short, lengths_of(model)[0]}):
                 generator = torch.Generator().manual_seed(layer)
                 hidden_BSD = torch.randn(1, length, model.width, generator=generator)
                 for scale in _SCALES:
@@ -76,9 +75,14 @@ def compare_layers(
                         found = computed(theirs, **inputs).last_hidden_state
                     mine = ours.run(hidden_BSD * scale, adds_positions=True)
                     figures.compare("layer", mine, found, where=where)
-            if window not in seen:
+            if kind not in seen:
                 _compare_rotary(ours, theirs, figures)
-            seen.add(window)
+            seen.add(kind)
+
+
+def _kind(layer: Layer) -> Layer:
+    """Return what the layers of one kind have in common: all but whose weights they share."""
+    return replace(layer, owner=None)
 
 
 class OneLayer:
@@ -92,7 +96,7 @@ class OneLayer:
     """
 
     def __init__(self, weights: StoredWeights, model: ModelSpec, run: RunSpec, layer: int) -> None:
-        self.window, self.length = patterns(model)[layer], model.max_positions
+        self.kind, self.length = _kind(simplest(model).layers[layer]), model.max_positions
         self.model = build_sequential(one_layer(model, layer), run, 1)
         self._weights = weights
 
@@ -136,13 +140,12 @@ def _compare_rotary(ours: OneLayer, theirs: Any, figures: Figures) -> None:
     """Compare sines and cosines at all positions."""
     position = next((each for each in ours.model.modules() if isinstance(each, RotaryPosition)), None)
     rotary = getattr(theirs, "rotary_emb", None)
-    if (position is None) != (rotary is None):
-        raise ProofError("one of the two models has rotary position embeddings, and the other has not")
-    if position is None or rotary is None:
+    if position is None or rotary is None:  # If one of the two rotates, the layers differ.
         return
     length = min(_TABLE, ours.length)
     tables = position.tables(length, torch.device("cpu"), torch.float32)
-    found = rotary(torch.zeros(1, length, 1), torch.arange(length).unsqueeze(0))
+    kinds = {"layer_type": theirs.config.layer_types[0]} if hasattr(rotary, "layer_types") else {}
+    found = rotary(torch.zeros(1, length, 1), torch.arange(length).unsqueeze(0), **kinds)
     for what, mine, other in zip(("cosines", "sines"), tables, found, strict=True):
         half = other[0, :, : other.shape[-1] // 2]
         figures.compare("rotary tables", mine[:length], half, where=f" ({what})")
@@ -150,4 +153,4 @@ def _compare_rotary(ours: OneLayer, theirs: Any, figures: Figures) -> None:
 
 def one_layer(spec: ModelSpec, layer: int) -> ModelSpec:
     """Return a model with one layer, like layer `layer`."""
-    return replace(spec, layers=(replace(spec.layers[layer], owner=None),))
+    return replace(spec, layers=(_kind(spec.layers[layer]),))
