@@ -19,9 +19,7 @@ from neox_model.convert.families.smollm import SMOLLM3
 
 __all__ = ["FAMILIES", "Family", "family_of_config", "fitting_family"]
 
-_ALL = (
-    *(GPT_NEOX, GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, OLMO2, OLMO3, GEMMA2, GEMMA3, SMOLLM3, PHI3, OPT),
-)
+_ALL = (*(GPT_NEOX, GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, OLMO2, OLMO3, GEMMA2, GEMMA3, SMOLLM3, PHI3, OPT),)
 FAMILIES: Mapping[str, Family] = {family.name: family for family in _ALL}
 
 

@@ -1,4 +1,4 @@
-"""Gemma 2 and 3 (text): norms around attention and MLP, whose weights are stored minus 1; limited scores or logits."""
+"""Gemma 2 and 3 (text), with norms before and after attention and MLP whose weights are stored minus 1."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -115,7 +115,8 @@ ATTENTION_BIAS = Key("attention_bias", ("layers.mixer.output_bias", "layers.mixe
 MLP_BIAS = Key("mlp_bias", "layers.channel.bias", False)
 LLAMA = like_llama("llama", (*entries(), HeadWidth(), ATTENTION_BIAS, MLP_BIAS))
 MISTRAL = like_llama("mistral", (*entries(8), HeadWidth(), OneWindow()))
-QWEN2 = like_llama("qwen2", (*entries(32), HeadWidth(), ChosenWindows()), fixed={"layers.mixer.qkv_bias": True})
+_QKV_BIAS = {"layers.mixer.qkv_bias": True}
+QWEN2 = like_llama("qwen2", (*entries(32), HeadWidth(), ChosenWindows()), fixed=_QKV_BIAS)
 QWEN3 = like_llama(
     "qwen3",
     (*entries(32), HeadWidth(128), ATTENTION_BIAS, ChosenWindows()),

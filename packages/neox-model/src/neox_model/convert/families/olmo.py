@@ -1,7 +1,14 @@
 """OLMo 2 and 3, whose norms are on the outputs of attention and MLP, and of whole queries and keys."""
 
 from neox_model.convert.families.family import Row
-from neox_model.convert.families.llama import ATTENTION_BIAS, GATED_MLP, QK_NORM, SELF_ATTENTION, entries, like_llama
+from neox_model.convert.families.llama import (
+    ATTENTION_BIAS,
+    GATED_MLP,
+    QK_NORM,
+    SELF_ATTENTION,
+    entries,
+    like_llama,
+)
 from neox_model.convert.families.rotary import RotaryByType
 from neox_model.convert.families.values import HeadWidth
 from neox_model.convert.families.windows import RepeatedWindows

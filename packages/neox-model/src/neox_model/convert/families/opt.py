@@ -21,8 +21,8 @@ class _OneWidth:
         width, found = config["hidden_size"], config.get("word_embed_proj_dim")
         if found not in (None, width):
             raise ConversionError(
-                f"config.json has word_embed_proj_dim: {found!r} and hidden_size: {width} (opt-350m is the only "
-                "published OPT whose embedding has another width); convert another size"
+                f"config.json has word_embed_proj_dim: {found!r}, but hidden_size: {width}; of the published "
+                "models, only opt-350m has such an embedding; convert another one"
             )
         return {}
 

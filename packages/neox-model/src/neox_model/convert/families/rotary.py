@@ -151,10 +151,10 @@ class RotaryByType:
         sliding = dict(blocks.get(SLIDING) or {})
         full.setdefault("rope_theta", config.get("rope_theta") or self.full)
         sliding.setdefault("rope_theta", config.get(self.older_sliding) or self.sliding)
-        slides = self.windows.slides(config)
+        of_layers = [sliding if each else full for each in self.windows.slides(config)]
         return {
-            _BASE: Each(tuple(number((sliding if each else full)["rope_theta"], "rope_theta") for each in slides)),
-            _SCALING: Each(tuple(_scaling(sliding if each else full, config) for each in slides)),
+            _BASE: Each(tuple(number(each["rope_theta"], "rope_theta") for each in of_layers)),
+            _SCALING: Each(tuple(_scaling(each, config) for each in of_layers)),
         }
 
     def write(self, model: Mapping[str, Any], config: dict[str, Any]) -> None:

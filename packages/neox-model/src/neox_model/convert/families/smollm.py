@@ -27,8 +27,8 @@ class _RotatedLayers:
             found = [int((index + 1) % every != 0) for index in range(count)]
         if not isinstance(found, list) or len(found) < count or any(each not in (0, 1) for each in found):
             raise ConversionError(
-                f"config.json has no_rope_layers: {found!r}, which is not a list of 0 or 1 for each of {count} "
-                "layers; correct it, or copy the folder again"
+                f"config.json has no_rope_layers: {found!r}, which is not a list of 0 or 1 for each of "
+                f"{count} layers; correct it, or copy the folder again"
             )
         return {_POSITION: Each(tuple("Rotary" if each else None for each in found[:count]))}
 

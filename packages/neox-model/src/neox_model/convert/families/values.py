@@ -7,7 +7,10 @@ from typing import Any
 from neox_config.spec.values import ABSENT, Each
 from neox_model.convert.errors import ConversionError
 
-__all__ = ["CHECKS", "HeadWidth", "Optional", "first", "in_layers", "layer_count", "number", "truth", "whole_number"]
+__all__ = [
+    *("CHECKS", "HeadWidth", "Optional"),
+    *("first", "in_layers", "layer_count", "number", "truth", "whole_number"),
+]
 
 _LARGEST = 1e30
 _HEAD_WIDTH = "layers.mixer.head_width"

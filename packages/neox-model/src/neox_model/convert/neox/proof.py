@@ -23,7 +23,7 @@ from neox_model.convert.differences import attention_of, patterns
 from neox_model.convert.errors import ProofError
 from neox_model.convert.neox.files import Key, NeoXFiles
 from neox_model.convert.proof.comparison import Figures
-from neox_model.convert.proof.layers import OneLayer
+from neox_model.convert.proof.layers import OneLayer, kind_of
 from neox_model.convert.stored import StoredWeights
 from neox_model.convert.weights import HEAD
 from neox_model.layers.activations import ACTIVATIONS, GATED_ACTIVATIONS
@@ -98,9 +98,9 @@ def compare_blocks(files: NeoXFiles, checkpoint: Checkpoint, figures: Figures, *
     length = min(_TOKENS, spec.max_positions, *visible)
     ours: OneLayer | None = None
     logger.info("comparing %s", pluralize(len(seen), "layer"))
-    with tracked(enumerate(seen), len(seen), "layers compared") as each:
-        for index, pattern in each:
-            if ours is None or ours.window != pattern:
+    with tracked(range(len(seen)), len(seen), "layers compared") as each:
+        for index in each:
+            if ours is None or ours.kind != kind_of(spec, index):
                 ours = OneLayer(checkpoint, spec, checkpoint.resolved.run, index)
             ours.fill(index, torch.float32)
             ranks = _Ranks(files, spec.layers, index, order)

@@ -26,7 +26,7 @@ from neox_model.convert.weights import WeightFiles
 from neox_model.layers.positions import RotaryPosition
 from neox_model.parallel.logical import named_logical_parameters
 
-__all__ = ["OneLayer", "compare_layers", "lengths_of", "one_layer"]
+__all__ = ["OneLayer", "compare_layers", "kind_of", "lengths_of", "one_layer"]
 
 logger = logging.getLogger(__name__)
 
@@ -52,13 +52,14 @@ def compare_layers(
     sides: Sides, model: ModelSpec, run: RunSpec, files: WeightFiles, figures: Figures
 ) -> None:
     """Compare every layer on short sequences, and the first of each kind on long ones; then rotary tables."""
-    kinds, short = [_kind(layer) for layer in simplest(model).layers], min(_SHORT, model.max_positions)
+    count, short = len(model.layers), min(_SHORT, model.max_positions)
     dtype = dtype_of(sides, files)
     seen: set[Layer] = set()
     ours, theirs = None, None
-    logger.info("comparing %s", pluralize(len(kinds), "layer"))
-    with tracked(enumerate(kinds), len(kinds), "layers compared") as each:
-        for layer, kind in each:
+    logger.info("comparing %s", pluralize(count, "layer"))
+    with tracked(range(count), count, "layers compared") as each:
+        for layer in each:
+            kind = kind_of(model, layer)
             if ours is None or ours.kind != kind:
                 ours, theirs = None, None  # Release one pair before the next is built.
                 ours = OneLayer(sides.weights, model, run, layer)
@@ -80,9 +81,9 @@ def compare_layers(
             seen.add(kind)
 
 
-def _kind(layer: Layer) -> Layer:
-    """Return what the layers of one kind have in common: all but whose weights they share."""
-    return replace(layer, owner=None)
+def kind_of(model: ModelSpec, layer: int) -> Layer:
+    """Return what a layer has in common with others of its kind: all but whose weights it shares."""
+    return replace(simplest(model).layers[layer], owner=None)
 
 
 class OneLayer:
@@ -96,7 +97,7 @@ class OneLayer:
     """
 
     def __init__(self, weights: StoredWeights, model: ModelSpec, run: RunSpec, layer: int) -> None:
-        self.kind, self.length = _kind(simplest(model).layers[layer]), model.max_positions
+        self.kind, self.length = kind_of(model, layer), model.max_positions
         self.model = build_sequential(one_layer(model, layer), run, 1)
         self._weights = weights
 
@@ -153,4 +154,4 @@ def _compare_rotary(ours: OneLayer, theirs: Any, figures: Figures) -> None:
 
 def one_layer(spec: ModelSpec, layer: int) -> ModelSpec:
     """Return a model with one layer, like layer `layer`."""
-    return replace(spec, layers=(_kind(spec.layers[layer]),))
+    return replace(spec, layers=(replace(spec.layers[layer], owner=None),))
