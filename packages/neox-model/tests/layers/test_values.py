@@ -94,12 +94,37 @@ def test_gated_activation_is_of_the_gate(name, formula):
         ("scalenorm", lambda x, e: x / torch.clamp(x.norm(dim=-1, keepdim=True), min=e)),
     ],
 )
-def test_norm_follows_its_formula(name, formula):
-    norm = started(NORMS[name](WIDTH, 0.3))
-    expected = formula(hidden(), 0.3) * norm.weight + (norm.bias if name == "layernorm" else 0)
+@pytest.mark.parametrize("zero_centered", [False, True])
+def test_norm_follows_its_formula(name, formula, zero_centered):
+    norm = started(NORMS[name](WIDTH, 0.3, zero_centered=zero_centered))
+    assert (norm.weight.mean() < 0.5) == zero_centered
+    expected = formula(hidden(), 0.3) * (norm.weight + zero_centered)
+    expected = expected + (norm.bias if name == "layernorm" else 0)
     torch.testing.assert_close(norm(hidden()), expected, atol=1e-6, rtol=1e-5)
     assert (name == "layernorm") == hasattr(norm, "bias")
     assert norm.weight.numel() == (1 if name == "scalenorm" else WIDTH)
+
+
+def test_a_norm_without_parameters_is_a_layer_norm():
+    norm = NORMS["non_parametric_layernorm"](WIDTH, 0.3, bias=True, zero_centered=True)
+    assert not list(norm.parameters())
+    expected = functional.layer_norm(hidden(), (WIDTH,), eps=0.3)
+    torch.testing.assert_close(norm(hidden()), expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["layernorm", "rmsnorm", "scalenorm"])
+def test_a_weight_that_is_stored_minus_one_keeps_its_digits(name):
+    norm = NORMS[name](WIDTH, 1e-5, zero_centered=True)
+    initialize_parameters(norm, seed=1)
+    # 1 + 2^-10 is 1 in bfloat16.
+    norm.weight.data += 2**-10
+    norm, x = norm.to(torch.bfloat16), hidden(dtype=torch.bfloat16).requires_grad_()
+    result, wide = norm(x), norm(x.float())
+    assert result.dtype == torch.bfloat16
+    torch.testing.assert_close(result, wide.to(torch.bfloat16), rtol=0, atol=0)
+    given = torch.autograd.grad(result.sum(), norm.weight)[0]
+    wanted = torch.autograd.grad(wide.sum(), norm.weight)[0]
+    torch.testing.assert_close(given, wanted)
 
 
 def test_a_layer_norm_without_bias_has_only_a_weight():
@@ -331,6 +356,26 @@ def test_layer_with_parallel_residual():
     block, x = layer(parallel_residual=True), hidden()
     expected = x + block.attention(block.norm1(x))[0] + block.mlp(block.norm2(x))[0]
     torch.testing.assert_close(block(x), expected)
+
+
+def test_layer_with_norms_of_outputs():
+    block, x = layer(norm_placement="after"), hidden()
+    assert (block.norm1, block.norm2) == (None, None)
+    middle = x + block.norm1_after(block.attention(x)[0])
+    torch.testing.assert_close(block(x), middle + block.norm2_after(block.mlp(middle)[0]))
+
+
+def test_layer_with_norms_on_both_sides():
+    block, x = layer(norm_placement="both"), hidden()
+    middle = x + block.norm1_after(block.attention(block.norm1(x))[0])
+    torch.testing.assert_close(block(x), middle + block.norm2_after(block.mlp(block.norm2(middle))[0]))
+
+
+def test_branches_of_a_parallel_residual_can_share_a_norm():
+    block, x = layer(parallel_residual=True, shares_norm=True), hidden()
+    assert not any(name.startswith("norm2") for name, _ in block.named_parameters())
+    normed = block.norm1(x)
+    torch.testing.assert_close(block(x), x + block.attention(normed)[0] + block.mlp(normed)[0])
 
 
 def test_layer_passes_documents_on():
