@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from neox_model.assembly.model import build_model
 from neox_model.errors import LayoutError
 from neox_model.initialization import INIT_METHODS, build_init_method, initialize_parameters
 from neox_model.layers.activations import ACTIVATIONS, GATED_ACTIVATIONS
@@ -21,8 +22,9 @@ from neox_model.layers.norms import NORMS
 from neox_model.layers.positions import LearnedPosition, RotaryPosition, SinusoidalPosition
 from neox_model.layers.residual_layer import add_dropped
 from neox_model.layers.transformer_layer import TransformerLayer
-from neox_model.parallel.groups import SINGLE_RANK
+from neox_model.parallel.groups import SINGLE_PROCESS, SINGLE_RANK
 from support.refusals import refused
+from support.settings import specs_from
 
 WIDTH, HEADS, LENGTH, BATCH = 24, 6, 7, 3
 NORMAL = build_init_method("normal", std=0.5, hidden_size=WIDTH, num_layers=2)
@@ -474,6 +476,66 @@ def test_logits_with_cached_keys_equal_a_full_forward():
         found = logits_in_parts(model, tokens, (0, 5, 9, 10, 11, 12))
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(model(tokens), expected)
+
+
+def normed(x: torch.Tensor, norm: str, over: tuple[int, ...]) -> torch.Tensor:
+    """Normalize over dimensions, in the formulas of the papers, with an epsilon of 0.1."""
+    if norm in ("layernorm", "non_parametric_layernorm"):
+        centered = x - x.mean(over, keepdim=True)
+        return centered / (centered.square().mean(over, keepdim=True) + 0.1).sqrt()
+    if norm == "rmsnorm":
+        return x / (x.square().mean(over, keepdim=True) + 0.1).sqrt()
+    return x / x.square().sum(over, keepdim=True).sqrt().clamp(min=0.1)
+
+
+@pytest.mark.parametrize("zero_centered", [False, True])
+@pytest.mark.parametrize("form", ["head", "width", "both"])
+@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm", "scalenorm", "non_parametric_layernorm"])
+def test_queries_and_keys_are_normalized_before_their_positions(norm, form, zero_centered):
+    epsilon = {"rmsnorm": "rms_norm_epsilon", "scalenorm": "scalenorm_epsilon"}.get(norm, "layernorm_epsilon")
+    shape = {"use_qk_layernorm": True} if form == "both" else {"qk_norm": form, "num_kv_heads": 2}
+    settings = {"norm": norm, epsilon: 0.1, "pos_emb": "rotary", "norm_zero_centered": zero_centered, **shape}
+    module = started(build_model(*specs_from(settings), SINGLE_PROCESS, vocab_size=11)).double()
+    module = module.stack[1].attention
+    keys = shape.get("num_kv_heads", HEADS)
+    sharing = HEADS // keys
+    projected = torch.randn(LENGTH, BATCH, (HEADS + 2 * keys) * 4, dtype=torch.float64)
+    query, key, value = module.heads(projected)
+    groups = projected.view(LENGTH, BATCH, keys, sharing + 2, 4)
+    expected = [groups[..., :sharing, :].flatten(2, 3), groups[..., sharing, :]]
+    weights = dict(module.qk_norm.named_parameters())
+    assert {name.partition(".")[0] for name in weights} == (
+        set() if norm.startswith("non") else {"both"} if form == "both" else {"query", "key"}
+    )
+    per_head = form == "head" or (form == "both" and norm in ("rmsnorm", "scalenorm"))
+    for place, name in enumerate(("query", "key")):
+        own, heads = "both" if form == "both" else name, expected[place].shape[2]
+        result = normed(expected[place], norm, (-1,) if per_head else (-2, -1))
+        for kind, join in {"weight": torch.mul, "bias": torch.add}.items():
+            if f"{own}.{kind}" in weights:
+                values = weights[f"{own}.{kind}"] + (zero_centered if kind == "weight" else 0)
+                result = join(result, values.view(heads, 4) if values.numel() == 4 * heads else values)
+        expected[place] = result
+    expected = module.position(*expected)
+    for given, wanted in zip((query, key, value), (*expected, groups[..., -1, :]), strict=True):
+        torch.testing.assert_close(given, wanted, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"qk_norm": "head", "num_kv_heads": 2, "norm": "rmsnorm", "norm_placement": "both"},
+        {"qk_norm": "width", "norm_placement": "after", "norm_zero_centered": True},
+        {"use_qk_layernorm": True, "gpt_j_residual": True, "gpt_j_tied": True},
+    ],
+    ids=str,
+)
+def test_cached_keys_are_normalized(settings):
+    spec = specs_from({"pos_emb": "rotary", **settings})
+    model = started(build_model(*spec, SINGLE_PROCESS, vocab_size=11)).eval()
+    tokens = torch.randint(0, 11, (2, 12))
+    found = logits_in_parts(model, tokens, (0, 5, 9, 10, 11, 12))
+    torch.testing.assert_close(found, model(tokens), atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
