@@ -43,6 +43,24 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "activation": "swiglu",
         "pos_emb": "rotary",
     },
+    "norms of outputs, of queries and keys over all heads": {
+        "pos_emb": "rotary",
+        "norm": "rmsnorm",
+        "norm_placement": "after",
+        "qk_norm": "width",
+        "num_kv_heads": "half",
+    },
+    "norms on both sides and of heads, weights minus 1": {
+        "pos_emb": "rotary",
+        "norm_placement": "both",
+        "norm_zero_centered": True,
+        "qk_norm": "head",
+    },
+    "parallel residual with one norm, as of queries and keys": {
+        "gpt_j_residual": True,
+        "gpt_j_tied": True,
+        "use_qk_layernorm": True,
+    },
     "shared layers": {"num_layers": 4, "num_unique_layers": 2, "param_sharing_style": "grouped"},
     "grouped queries, rmsnorm, swiglu, no biases": {
         "pos_emb": "rotary",

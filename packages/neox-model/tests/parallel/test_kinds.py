@@ -52,6 +52,27 @@ CASES: dict[str, dict[str, Any]] = {
         "sparsity_config": {"block": 4},
         "pos_emb": "rpe",
     },
+    **{
+        f"{norm}, queries and keys by {form}{', split sequence' if splits else ''}": {
+            "norm": norm,
+            "pos_emb": "rotary",
+            **({"use_qk_layernorm": True} if form == "both" else {"qk_norm": form, "num_kv_heads": 2}),
+            "sequence_parallel": splits,
+        }
+        for norm in ("layernorm", "rmsnorm", "scalenorm", "non_parametric_layernorm")
+        for form in ("head", "width", "both")
+        for splits in (False, True)
+    },
+    **{
+        f"{name}{', split sequence' if splits else ''}": settings | {"sequence_parallel": splits}
+        for name, settings in {
+            "norms of outputs": {"norm_placement": "after", "norm": "rmsnorm", "norm_zero_centered": True},
+            "norms on both sides": {"norm_placement": "both", "norm_zero_centered": True, "qk_norm": "head"},
+            "one norm for both branches": {"gpt_j_residual": True, "gpt_j_tied": True},
+            "one norm, gated": {"gpt_j_residual": True, "gpt_j_tied": True, "activation": "swiglu"},
+        }.items()
+        for splits in (False, True)
+    },
 }
 
 

@@ -273,6 +273,7 @@ def _head(model: ModelSpec, entries: int) -> Iterator[Weights]:
 def layer_weights(model: ModelSpec, layer: Layer) -> Sequence[Weights]:
     """Return the tensors of one layer."""
     found: list[Weights] = []
-    for each, cost in costs_of(layer):
-        found += [norm_weights(layer.norm, model.width), *cost.tensors(each, layer, model)]
+    for (each, cost), norms in zip(costs_of(layer), layer.norms, strict=True):
+        found += [norm_weights(layer.norm, model.width)] * norms
+        found += cost.tensors(each, layer, model)
     return found

@@ -35,6 +35,21 @@ def rotary_turns_pairs_of_channels(c: NeoXConfig) -> Iterator[Problem]:
         )
 
 
+def queries_and_keys_have_one_form_of_norm(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse use_qk_layernorm with qk_norm, and with keys that do not have the shape of queries."""
+    attention, heads, keys = c.attention, c.model.num_attention_heads, c.model.num_kv_heads
+    if not attention.use_qk_layernorm:
+        return
+    if attention.qk_norm != "none":
+        what = f"and qk-norm: {attention.qk_norm} are two forms of the norm of queries and keys"
+        yield Problem("use_qk_layernorm", what, "keep one of the two")
+    if keys not in (None, heads):
+        what = f"gives {heads} query heads and {keys} key-value heads the same norm, with a weight per head"
+        yield Problem(
+            "use_qk_layernorm", what, "use qk-norm: head or width instead, or leave out num-kv-heads"
+        )
+
+
 def far_distances_share_buckets(c: NeoXConfig) -> Iterator[Problem]:
     """Require the last bucket to start beyond the half of the buckets that hold a single distance each."""
     attention = c.attention

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from neox_config.derive.attention_layers import has_qkv_bias
 from neox_config.derive.objective import sees_later_tokens
@@ -10,6 +10,7 @@ from neox_config.derive.widths import mlp_width
 from neox_config.facts.activations import ACTIVATION_FACTS
 from neox_config.facts.attention import ATTENTION_FACTS
 from neox_config.schema.config import NeoXConfig
+from neox_config.schema.sections.attention import AttentionSection
 from neox_config.schema.sections.model import ModelSection
 from neox_config.spec.patterns import Pattern, Window, read_pattern
 from neox_config.spec.positions import AttentionPosition, read_position
@@ -32,6 +33,8 @@ class Attention:
         pattern: which keys a query sees; None: all, or all earlier ones.
         both_ways: queries see later tokens, too.
         position: what attention knows about positions; None: nothing.
+        qk_norm: norms of queries and keys, of the layer's kind; head: of each head, and heads share their
+            weights; width: of all heads together; shared: GPT-NeoX's, one norm for both; None: none.
         qkv_bias: the query-key-value projection has a bias.
         output_bias: the output projection has a bias.
     """
@@ -43,6 +46,7 @@ class Attention:
     pattern: Pattern | None = of("sliding_window_width", "attention_config")
     both_ways: bool = of("objective", "sparsity_config.attention")
     position: AttentionPosition | None = of("pos_emb")
+    qk_norm: Literal["head", "width", "shared"] | None = of("qk_norm", "use_qk_layernorm", default=None)
     qkv_bias: bool = of("use_bias_in_qkv", "use_bias_in_attn_linear")
     output_bias: bool = of("use_bias_in_attn_linear")
 
@@ -63,6 +67,16 @@ class Attention:
         """Width of all query heads."""
         return self.head_width * self.heads
 
+    @property
+    def qk_norm_widths(self) -> Mapping[str, int]:
+        """Number of channels of each norm of queries and keys, by its name."""
+        widths: Mapping[str | None, dict[str, int]] = {
+            "head": {"query": self.head_width, "key": self.head_width},
+            "width": {"query": self.query_width, "key": self.key_width},
+            "shared": {"both": self.query_width},
+        }
+        return widths.get(self.qk_norm, {})
+
     @classmethod
     def read(cls, config: NeoXConfig, kind: str, layer_index: int) -> Self:
         """Return the mixer of a layer of an attention type."""
@@ -76,6 +90,7 @@ class Attention:
             pattern=read_pattern(config, kind),
             both_ways=sees_later_tokens(config, kind),
             position=position if isinstance(position, AttentionPosition) else None,
+            qk_norm=_qk_norm(config.attention),
             qkv_bias=has_qkv_bias(config),
             output_bias=model.use_bias_in_attn_linear,
         )
@@ -87,6 +102,10 @@ class Attention:
             settings["use-bias-in-qkv"] = self.qkv_bias
         if self.kv_heads != self.heads:
             settings["num-kv-heads"] = self.kv_heads
+        if self.qk_norm == "shared":
+            settings["use-qk-layernorm"] = True
+        elif self.qk_norm is not None:
+            settings["qk-norm"] = self.qk_norm
         return settings
 
 
@@ -181,6 +200,12 @@ _MIXERS: Mapping[str, type[Mixer]] = {"gmlp": SpatialMLP, "amlp": SpatialMLP}
 def read_mixer(config: NeoXConfig, kind: str, layer_index: int) -> Mixer:
     """Return the mixer of a layer of an attention type."""
     return _MIXERS.get(kind, Attention).read(config, kind, layer_index)
+
+
+def _qk_norm(section: AttentionSection) -> Literal["head", "width", "shared"] | None:
+    if section.use_qk_layernorm:
+        return "shared"
+    return None if section.qk_norm == "none" else section.qk_norm
 
 
 def _activation(model: ModelSection) -> str:

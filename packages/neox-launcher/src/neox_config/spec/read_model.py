@@ -36,6 +36,8 @@ def read_model(config: NeoXConfig) -> ModelSpec:
                 norm=norm,
                 residual="parallel" if model.gpt_j_residual else "serial",
                 residual_after_norm=model.apply_residual_connection_post_layernorm,
+                norm_placement=model.norm_placement,
+                shares_norm=model.gpt_j_residual and model.gpt_j_tied,
                 owner=None if owners is None else owners[index],
             )
             for index, kind in enumerate(kinds)
@@ -52,6 +54,7 @@ def _norm(model: ModelSection) -> Norm:
         kind="layernorm" if model.norm == "apexlayernorm" else model.norm,
         epsilon=getattr(model, facts.epsilon),
         bias=facts.has_bias and model.use_bias_in_norms,
+        zero_centered=model.norm_zero_centered and bool(facts.vectors or facts.scalars),
     )
 
 

@@ -49,6 +49,12 @@ def settings_of(spec: ModelSpec) -> Settings:
         settings["gpt-j-residual"] = True
     if first.residual_after_norm:
         settings["apply-residual-connection-post-layernorm"] = True
+    if first.shares_norm:
+        settings["gpt-j-tied"] = True
+    if first.norm_placement != "before":
+        settings["norm-placement"] = first.norm_placement
+    if spec.norm.zero_centered:
+        settings["norm-zero-centered"] = True
     if spec.objective != "causal":
         settings["objective"] = spec.objective
     if isinstance(spec.head, Retrieval):

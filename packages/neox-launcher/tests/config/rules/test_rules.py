@@ -61,6 +61,19 @@ EXAMPLES = {
     "settings_exclude_each_other: residual": (
         "gpt-j-residual: true\napply-residual-connection-post-layernorm: true", "gpt_j_residual", [],
         "gpt-j-residual: true"),
+    "norms_of_outputs_suit_the_layers: parallel": (
+        "norm-placement: after\ngpt-j-residual: true", "norm_placement", [], "norm-placement: after"),
+    "norms_of_outputs_suit_the_layers: residual": (
+        "norm-placement: both\napply-residual-connection-post-layernorm: true", "norm_placement", [],
+        "norm-placement: both"),
+    "norms_of_outputs_suit_the_layers: gmlp": (
+        "norm-placement: both\nattention-config: [[[gmlp], all]]", "norm_placement", ["gmlp"],
+        "attention-config: [[[gmlp], all]]"),
+    "queries_and_keys_have_one_form_of_norm": (
+        "use-qk-layernorm: true\nqk-norm: head", "use_qk_layernorm", ["head"], "use-qk-layernorm: true"),
+    "queries_and_keys_have_one_form_of_norm: shared keys": (
+        "use-qk-layernorm: true\nnum-kv-heads: 2", "use_qk_layernorm", ["2"],
+        "qk-norm: width\nnum-kv-heads: 2"),
     "chunks_suit_the_schedule": (
         "pipe-parallel-size: 2\npipeline-schedule: interleaved\nvirtual-pipeline-stages: 1",
         "virtual_pipeline_stages", ["2"],

@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from neox_config.spec.model import Alibi, Attention, Embedding, Layer, Learned, Rotary, Rpe, Sinusoidal
+from neox_config.spec.model import Alibi, Attention, Embedding, Layer, Learned, Norm, Rotary, Rpe, Sinusoidal
 from neox_config.spec.run import Batch, Fusions, RunSpec
+from neox_model.assembly.norms import build_head_norms
 from neox_model.assembly.operators import Operators
 from neox_model.assembly.patterns import build_pattern
 from neox_model.initialization import INIT_METHODS
@@ -106,6 +107,7 @@ def build_attention(
     operators: Operators,
     adapters: Mapping[str, LowRank],
     masks: DocumentMasks | None = None,
+    norm: Norm | None = None,
 ) -> Factory:
     """Return a factory of the attention of one layer.
 
@@ -120,6 +122,7 @@ def build_attention(
         operators: the operators that the layer calls.
         adapters: low-rank adapters by the name of their matrix.
         masks: masks of documents that the layers share; None: the layer makes its own.
+        norm: the norm of the layer, of whose kind those of queries and keys are; None: leave these out.
     """
     return partial(
         ParallelAttention,
@@ -131,6 +134,7 @@ def build_attention(
         init=init,
         output_init=output_init,
         position=_position(ROTATIONS, mixer.position, mixer, operators),
+        qk_norm=build_head_norms(mixer, norm, group),
         qkv_bias=mixer.qkv_bias,
         output_bias=mixer.output_bias,
         # A norm that adds the output to the residual does not add its bias.

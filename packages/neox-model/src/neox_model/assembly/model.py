@@ -27,8 +27,9 @@ from neox_model.assembly.as_sequential import LayerPlan, SequentialModel
 from neox_model.assembly.attention import build_input_position, log_attention_paths
 from neox_model.assembly.choices import DTYPES, build_autocast, computing_device
 from neox_model.assembly.engines import engine_module
+from neox_model.assembly.norms import build_norm
 from neox_model.assembly.operators import choose_loss_operator, choose_operators
-from neox_model.assembly.transformer import build_init, build_layer, build_norm
+from neox_model.assembly.transformer import build_init, build_layer
 from neox_model.assembly.zero_sharding import (
     gathered_parameter,
     partition_model,

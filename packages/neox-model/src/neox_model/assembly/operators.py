@@ -149,8 +149,10 @@ def _of_attention(
     heads, key_heads = max(1, mixer.heads // ranks), max(1, mixer.kv_heads // ranks)
     share = mixer.position.fraction if isinstance(mixer.position, Rotary) else 0.0
     shape_SBNK, scores = (*tokens, heads, mixer.head_width), (tokens[1], heads, tokens[0], tokens[0])
-    # What writes gradients in place has no second derivatives.
-    in_place = False if fusions.has_second_derivatives else fusions.rope
+    # What writes gradients in place has no second derivatives. Norms come between projection and rotation.
+    in_place = False if fusions.has_second_derivatives or mixer.qk_norm else fusions.rope
+    if mixer.qk_norm and share and fusions.rope is not False:
+        logger.info("split_rotary: not used, because queries and keys have norms before they are rotated")
     rotated = partial(_rotary_arguments, key_heads, share)
     split = partial(_projection_arguments, key_heads, share)
     return {
@@ -330,6 +332,9 @@ def _norms(
         # The kernels add a bias; a rule refuses layernorm-fusion: true.
         return None, None, None
     if fusions.apex_norm:
+        if spec.norm.zero_centered:
+            logger.info("apex_layer_norm: PyTorch's kernel, because weights are stored minus 1")
+            return None, None, None
         return apex_layer_norm.fused if chooser.all_have(apex_layer_norm) else None, None, None
     fused: dict[str, tuple[str, Fusion, Operator[..., Any], Operator[..., Any]]] = {
         "layernorm": ("layernorm-fusion", fusions.layernorm, layer_norm, add_layer_norm),
@@ -340,7 +345,10 @@ def _norms(
     parameter, requested, alone, fused_add_norm = fused[spec.norm.kind]
     norm = chooser.fused(parameter, requested, alone, shape)
     with_input = None if norm is None else alone.with_input
-    adds_first = all(each.residual == "serial" and not each.residual_after_norm for each in spec.layers)
+    adds_first = all(
+        each.residual == "serial" and not each.residual_after_norm and each.norm_placement != "after"
+        for each in spec.layers
+    )
     if dropout > 0.0 or not adds_first:
         return norm, None, with_input
     return norm, chooser.fused(parameter, requested, fused_add_norm, shape), with_input

@@ -252,6 +252,22 @@ class AttentionSection(Section, resume="model"):
         source="arXiv:2104.09864 (rotary), arXiv:1910.10683 (rpe), arXiv:2108.12409 (alibi)",
         doc="Position embedding.",
     )
+    qk_norm: Literal["none", "head", "width"] = param(
+        "none",
+        origin="ours",
+        source="arXiv:2302.05442",
+        doc="Norms of queries and keys before rotary embeddings, of the kind that norm selects. head: over "
+        "the channels of each head, with weights that all heads share, as in Qwen3. width: over the channels "
+        "of all query heads, and of all key heads, with a weight per channel, as in OLMo 2.",
+    )
+    use_qk_layernorm: bool = param(
+        False,
+        origin="NeoX",
+        source="arXiv:2302.05442",
+        doc="GPT-NeoX's form of qk-norm: queries and keys have the same norm, with a weight per channel of "
+        "each head. It is over the channels of all heads, those of rmsnorm and scalenorm over each head. "
+        "Not available with fewer key-value heads than query heads.",
+    )
     rpe_num_buckets: int = param(
         32,
         origin="NeoX",
