@@ -159,10 +159,9 @@ def test_scale_softcap_and_z_loss_are_those_of_the_formula(options, chunk_rows, 
     loss = LMLoss(VOCAB, chunk_rows=chunk_rows, operator=operator, **options)
     found = loss.of_hidden(hidden.unsqueeze(1), weight, (labels.unsqueeze(0), weights.unsqueeze(0)))
     rounding = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
-    assert float(found) == pytest.approx(float(expected), rel=rounding)
-    assert [float(each) for each in loss.z_terms] == pytest.approx(
-        [float(term)] if options["z_loss"] else [], rel=rounding
-    )
+    assert found.item() == pytest.approx(expected.item(), rel=rounding)
+    terms = [term.item()] if options["z_loss"] else []
+    assert [each.item() for each in loss.z_terms] == pytest.approx(terms, rel=rounding)
     given = torch.autograd.grad(found * 64, (hidden, weight))
     for mine, theirs in zip(given, torch.autograd.grad(64 * (expected + term), exact), strict=True):
         assert mine.dtype == dtype
