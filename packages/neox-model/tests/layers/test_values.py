@@ -11,7 +11,7 @@ from torch.nn import functional
 from neox_model.assembly.model import build_model
 from neox_model.errors import LayoutError
 from neox_model.initialization import INIT_METHODS, build_init_method, initialize_parameters
-from neox_model.layers.activations import ACTIVATIONS, GATED_ACTIVATIONS
+from neox_model.layers.activations import ACTIVATIONS, GATED_ACTIVATIONS, clamped_swiglu
 from neox_model.layers.attention import DenseCore, ParallelAttention, SoftmaxCore
 from neox_model.layers.attention.dense import hidden_keys
 from neox_model.layers.attention.kv_cache import logits_in_parts
@@ -57,6 +57,7 @@ def attention(**options) -> ParallelAttention:
         ("gelu", lambda x: x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))),
         ("gelu_tanh", lambda x: 0.5 * x * (1 + torch.tanh(0.79788456 * x * (1 + 0.044715 * x * x)))),
         ("relu", lambda x: x * (x > 0)),
+        ("squared_relu", lambda x: x * x * (x > 0)),
         ("softsign", lambda x: x / (1 + x.abs())),
         ("swish", lambda x: x * torch.sigmoid(x)),
         ("silu", lambda x: x * torch.sigmoid(x)),
@@ -81,6 +82,72 @@ def test_activation_follows_its_formula(name, formula):
 def test_gated_activation_is_of_the_gate(name, formula):
     x = torch.linspace(-5, 5, 41, dtype=torch.float64)
     torch.testing.assert_close(GATED_ACTIVATIONS[name](x), formula(x))
+
+
+ROUNDING = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+
+def check_against_float64(function, formula, inputs):
+    """Values and gradients, each by its largest error relative to the largest value."""
+    exact = [each.detach().double().requires_grad_() for each in inputs]
+    found, expected = function(*inputs), formula(*exact)
+    assert found.dtype == inputs[0].dtype
+    above = torch.linspace(0.5, 1.5, found.shape[-1])
+    pairs = [
+        (found, expected),
+        *zip(
+            torch.autograd.grad(found, inputs, above.to(found.dtype).expand_as(found)),
+            torch.autograd.grad(expected, exact, above.double().expand_as(expected)),
+            strict=True,
+        ),
+    ]
+    for mine, theirs in pairs:
+        error = (mine.double() - theirs).abs().max() / theirs.abs().max()
+        assert error < 3 * ROUNDING[inputs[0].dtype]
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+def test_squared_relu_in_every_precision(dtype):
+    x = torch.linspace(-4, 4, 64, dtype=dtype).requires_grad_()
+    check_against_float64(ACTIVATIONS["squared_relu"], lambda x: torch.where(x > 0, x * x, 0.0), [x])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "has_bias"), [*((dtype, False) for dtype in ROUNDING), (torch.float32, True)]
+)
+@pytest.mark.parametrize(
+    ("limit", "alpha", "offset"), [(1.5, 1.702, 1.0), (None, 0.5, -0.25), (0.5, 1.0, 0.0)]
+)
+def test_clamped_swiglu_follows_its_formula(limit, alpha, offset, has_bias, dtype):
+    """In 16 bits, a sum with a bias would be rounded to the other side of a limit, where slopes jump."""
+    generator = torch.Generator().manual_seed(3)
+    draw = [torch.randn(4, 32, generator=generator), torch.randn(4, 32, generator=generator)]
+    draw += [torch.randn(32, generator=generator) for _ in range(2 if has_bias else 0)]
+    inputs = [each.to(dtype).requires_grad_() for each in draw]
+
+    def ours(up, gate, up_bias=None, gate_bias=None):
+        options = {"limit": limit, "alpha": alpha, "up_offset": offset}
+        return clamped_swiglu(up, gate, up_bias, gate_bias, **options)
+
+    def formula(up, gate, up_bias=0.0, gate_bias=0.0):
+        up, gate = up + up_bias, gate + gate_bias
+        highest = math.inf if limit is None else limit
+        gate = torch.where(gate > highest, highest, gate)
+        up = torch.where(up > highest, highest, torch.where(up < -highest, -highest, up))
+        return (up + offset) * gate / (1 + torch.exp(-alpha * gate))
+
+    check_against_float64(ours, formula, inputs)
+
+
+def test_clamped_swiglu_is_that_of_gpt_oss():
+    from transformers import GptOssConfig
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+
+    theirs = GptOssExperts(GptOssConfig(hidden_size=4, intermediate_size=8, num_local_experts=2))
+    up, gate = torch.randn(5, 8) * 6, torch.randn(5, 8) * 6
+    expected = theirs._apply_gate(torch.stack([gate, up], dim=-1).flatten(1))
+    found = clamped_swiglu(up, gate, None, None, limit=7.0, alpha=1.702, up_offset=1.0)
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize(
@@ -418,6 +485,57 @@ def test_head_gives_batch_first_logits_without_a_bias():
     head = started(LMHead(11, WIDTH, init=NORMAL))
     expected = (hidden() @ head.weight.T).transpose(0, 1)
     torch.testing.assert_close(head(hidden()), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_embeddings_are_scaled_as_in_gemma(dtype):
+    """In 16 bits the scale is rounded, too: sqrt(3072) = 55.4256 becomes 55.5 in bfloat16."""
+    from transformers.models.gemma2.modeling_gemma2 import Gemma2TextScaledWordEmbedding
+
+    scale = 3072**0.5
+    theirs = Gemma2TextScaledWordEmbedding(11, WIDTH, 0, embed_scale=scale)
+    ours = started(Embedding(11, WIDTH, init=NORMAL, scale=scale))
+    theirs.weight.data.copy_(ours.word_embeddings.weight.data)
+    theirs, ours = theirs.to(dtype), ours.to(dtype)
+    tokens = torch.randint(0, 11, (BATCH, LENGTH))
+    assert torch.equal(ours(tokens), theirs(tokens).transpose(0, 1))
+    ours(tokens).sum().backward()
+    theirs(tokens).sum().backward()
+    # The first entry is their padding.
+    torch.testing.assert_close(ours.word_embeddings.weight.grad[1:], theirs.weight.grad[1:])
+
+
+def test_only_embeddings_of_tokens_are_scaled():
+    embedding = started(
+        Embedding(
+            11, WIDTH, init=NORMAL, scale=3.0, position=partial(LearnedPosition, LENGTH, WIDTH, init=NORMAL)
+        )
+    )
+    tokens = torch.randint(0, 11, (BATCH, LENGTH))
+    words, positions = embedding.word_embeddings.weight, embedding.position_embeddings.weight
+    torch.testing.assert_close(
+        embedding(tokens), 3.0 * words[tokens].transpose(0, 1) + positions.unsqueeze(1)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_logits_are_scaled_once_in_the_head_and_in_the_loss(dtype):
+    head = started(LMHead(11, WIDTH, init=NORMAL, scale=0.7)).to(dtype)
+    given = hidden().to(dtype).requires_grad_()
+    labels, mask = torch.randint(0, 11, (BATCH, LENGTH)), torch.rand(BATCH, LENGTH)
+    exact = [each.detach().double().requires_grad_() for each in (given, head.weight)]
+    logits = 0.7 * (exact[0] @ exact[1].T).transpose(0, 1)
+    each = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+    expected = (each * mask.flatten()).sum()
+    found = head(given, (labels, mask), LMLoss(11, scale=0.7, chunk_rows=5))
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(head(given).double(), logits, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=tolerance)
+    gradients = zip(
+        torch.autograd.grad(found, (given, head.weight)), torch.autograd.grad(expected, exact), strict=True
+    )
+    for mine, theirs in gradients:
+        torch.testing.assert_close(mine.double(), theirs, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -27,6 +27,7 @@ def read_model(config: NeoXConfig) -> ModelSpec:
         objective=model.objective,
         embedding=Embedding(
             multiple=model.make_vocab_size_divisible_by,
+            scale=model.embedding_scale,
             position=position if isinstance(position, AddedPosition) else None,
         ),
         layers=tuple(
@@ -63,7 +64,8 @@ def _head(config: NeoXConfig) -> Vocabulary | Retrieval:
         size = config.objective.ict_head_size
         assert size is not None, "a rule requires ict_head_size"
         return Retrieval(size=size, shared=config.objective.ict_shared_towers)
-    return Vocabulary(tied=not config.model.no_weight_tying)
+    model = config.model
+    return Vocabulary(tied=not model.no_weight_tying, scale=model.logit_scale, softcap=model.logit_softcap)
 
 
 def _adapters(config: NeoXConfig) -> Adapters | None:

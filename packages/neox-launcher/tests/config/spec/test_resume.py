@@ -25,6 +25,7 @@ MODEL = set(
     use_bias_in_qkv use_bias_in_mlp bias_gelu_fusion
     norm_placement norm_zero_centered gpt_j_tied qk_norm use_qk_layernorm
     apply_residual_connection_post_layernorm gpt_j_residual no_weight_tying
+    embedding_scale logit_scale logit_softcap glu_limit glu_alpha glu_up_offset
     num_unique_layers param_sharing_style make_vocab_size_divisible_by gmlp_attn_dim attention_config
     sparsity_config.block sparsity_config.different_layout_per_head sparsity_config.num_local_blocks
     sparsity_config.num_global_blocks sparsity_config.num_different_global_patterns

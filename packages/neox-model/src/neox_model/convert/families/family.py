@@ -27,6 +27,7 @@ _LAYER = "layers"
 _COMMON: Mapping[str, Any] = {
     "objective": "causal",
     "embedding.multiple": 1,
+    "embedding.scale": 1.0,
     "embedding.position": None,
     "layers.mixer": "Attention",
     "layers.mixer.kind": "global",
@@ -40,12 +41,17 @@ _COMMON: Mapping[str, Any] = {
     "layers.channel.bias": False,
     "layers.norm.zero_centered": False,
     "layers.norm_placement": "before",
+    "layers.channel.limit": None,
+    "layers.channel.alpha": 1.0,
+    "layers.channel.up_offset": 0.0,
     "layers.residual": "serial",
     "layers.residual_after_norm": False,
     "layers.shares_norm": False,
     "layers.owner": None,
     "norm.zero_centered": False,
     "head": "Vocabulary",
+    "head.scale": 1.0,
+    "head.softcap": None,
     "adapters": None,
 }
 """What the models of all classes have, unless a table states something else, by path."""
@@ -69,6 +75,7 @@ UNGATED: Mapping[str, str] = {
     "gelu": "gelu",
     **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "gelu_tanh"),
     "relu": "relu",
+    "relu2": "squared_relu",
     **dict.fromkeys(("silu", "swish"), "silu"),
     "mish": "mish",
 }
