@@ -13,6 +13,7 @@ from neox_model.layers.attention import DenseCore, FlexCore, FlexScoresCore, Loc
 from neox_model.layers.attention.kv_cache import logits_in_parts
 from neox_model.layers.cache import Span
 from neox_model.layers.positions import AlibiPosition
+from neox_model.optim.param_groups import split_by_weight_decay
 from neox_model.parallel.groups import SINGLE_PROCESS
 from support.settings import specs_from
 
@@ -290,6 +291,14 @@ def test_what_is_new_starts_without_effect_or_in_the_middle():
     assert torch.equal(attention.core.sinks, torch.zeros(6))
     assert attention.gate.bias is None
     assert float(attention.gate.weight.std()) == pytest.approx(0.3, rel=0.1)
+
+
+def test_sinks_have_no_weight_decay():
+    model = model_of(**ALL)
+    decayed, plain = (group["params"] for group in split_by_weight_decay(model.parameters(), 0.1))
+    attention = model.stack[1].attention
+    assert any(each is attention.gate.weight for each in decayed)
+    assert any(each is attention.core.sinks for each in plain)
 
 
 def test_heads_need_not_divide_the_width():
