@@ -90,6 +90,8 @@ def test_parameter_counts_equal_the_built_model_part_by_part(norm, position, act
         {"num_layers": 1},
         {"num_kv_heads": 2, "pos_emb": "rpe", "rpe_num_buckets": 9},
         {"use_bias_in_mlp": False},
+        {"head_dim": 10, "attention_sinks": True, "attention_gate": "element"},
+        {"head_dim": 2, "num_kv_heads": 2, "attention_gate": "head", "use_bias_in_attn_linear": False},
         {"use_bias_in_attn_linear": False, "attention_config": [[["amlp"], "all"]]},
         {"attention_config": ["local", "gmlp", "amlp"], "gmlp_attn_dim": 5, "norm": "scalenorm"},
         {"attention_config": [[["amlp", "bigbird", "gmlp"], 1]], "gmlp_attn_dim": None},

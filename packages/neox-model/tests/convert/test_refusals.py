@@ -132,14 +132,11 @@ def export_refused(folder, *parts, **options):
             "partial_rotary_factor: 0.5, which neox-model does not have",
         ),
         ({"rope_parameters": {"rope_type": "linear"}}, "has factor: None, which is not a number"),
-        (
-            {"head_dim": 32},
-            "head_dim: 32, but the heads of neox-model have hidden-size / num-attention-heads",
-        ),
+        ({"head_dim": "32"}, "has head_dim: '32', which is not a whole number of at least 1"),
         ({"hidden_act": "relu2"}, "hidden_act: 'relu2', but only silu, swish, gelu can be converted"),
         ({"quantization_config": {"bits": 4}}, "neox-model does not have; only a model without it can be"),
         ({"num_hidden_layers": None}, "config.json has no num_hidden_layers; copy the folder again"),
-        ({"num_attention_heads": 3}, "hidden-size"),
+        ({"num_attention_heads": 3}, "has a hidden size of 16, which its 3 attention heads do not divide"),
         (
             {"vocab_size": ENTRIES - 1},
             f"model.embed_tokens.weight has the shape ({ENTRIES}, 16), but LlamaForCausalLM",
@@ -163,6 +160,11 @@ def test_a_configuration_that_we_cannot_build_is_refused_by_name(theirs, change,
         ("mistral", {"layer_types": ["full_attention", "sliding_attention"]}, "has several layer_types"),
         ("qwen2", {"use_sliding_window": True, "layer_types": ["full_attention"]}, "for each of 2 layers"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx: True"),
+        (
+            "gpt2",
+            {"n_embd": 8, "n_head": 2, "n_layer": 2, "head_dim": 8},
+            "head_dim: 8, but the heads of GPT2",
+        ),
     ],
 )
 def test_options_of_one_class_are_refused_by_name(family, change, message):
