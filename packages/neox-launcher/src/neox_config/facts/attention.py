@@ -14,6 +14,7 @@ __all__ = [
     "RPE_OF_ENCODER",
     "WITHOUT_HEADS",
     "AttentionFacts",
+    "attention_type",
     "has_layers",
     "layers_using",
 ]
@@ -70,6 +71,12 @@ ATTENTION_FACTS: Mapping[str, AttentionFacts] = {
     "gmlp": AttentionFacts(has_heads=False, is_gmlp=True),
     "amlp": AttentionFacts(has_heads=False, is_gmlp=True, has_inner_attention=True),
 }
+
+
+def attention_type(name: str) -> str:
+    """Return the type of layers of this name in `attention_config`; kinds of `attention_kinds` are global."""
+    return name if name in ATTENTION_FACTS else "global"
+
 
 GMLP_TYPES = tuple(name for name, facts in ATTENTION_FACTS.items() if facts.is_gmlp)
 

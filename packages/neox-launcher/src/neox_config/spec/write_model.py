@@ -1,10 +1,12 @@
 """The parameters that give a specification of a model: the inverse of `read_model`."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from neox_config.facts.attention import ATTENTION_FACTS, attention_type
 from neox_config.facts.norms import NORM_FACTS
-from neox_config.spec.model import Attention, Layer, ModelSpec, Retrieval, SpatialMLP, Window
+from neox_config.spec.model import Attention, Layer, ModelSpec, Retrieval, Rotary, SpatialMLP, Window
 from neox_config.spec.positions import settings_of_position
 
 __all__ = ["settings_of"]
@@ -75,10 +77,22 @@ def _joined(each: Iterable[Settings]) -> Settings:
 
 
 def _positions(spec: ModelSpec) -> list[Any]:
-    """Return the position embeddings of the input and of layers, or None if there are none."""
-    of_layers = [layer.mixer.position for layer in spec.layers if isinstance(layer.mixer, Attention)]
-    found = [each for each in (spec.embedding.position, *of_layers) if each is not None]
+    """Return the position embeddings of the input, of most layers and of types without kinds, or None."""
+    fixed = [mixer.position for mixer in _attentions(spec.layers) if attention_type(mixer.kind) != "global"]
+    most = _most_common_position(spec.layers)
+    found = [each for each in (spec.embedding.position, most, *fixed) if each is not None]
     return found or [None]
+
+
+def _attentions(layers: Iterable[Layer]) -> list[Attention]:
+    return [layer.mixer for layer in layers if isinstance(layer.mixer, Attention)]
+
+
+def _most_common_position(layers: Iterable[Layer]) -> Any:
+    """Return the position embedding of most layers that have one, without regard to their numbers."""
+    found = [mixer.position for mixer in _attentions(layers) if mixer.position is not None]
+    rotary = Counter(position for position in found if isinstance(position, Rotary)).most_common(1)
+    return rotary[0][0] if rotary else max(found, key=lambda each: getattr(each, "times", 1), default=None)
 
 
 def _owners(layers: Sequence[Layer]) -> Settings:
@@ -94,21 +108,67 @@ def _owners(layers: Sequence[Layer]) -> Settings:
 
 
 def _patterns(layers: Sequence[Layer], *, is_encoder: bool) -> Settings:
-    """Return the attention types of the layers, and the settings of their windows and blocks."""
+    """Return the attention types and kinds of the layers, and the settings of their windows and blocks."""
     kinds = {layer.mixer.kind: layer.mixer for layer in layers}
+    windows = {mixer.pattern for mixer in _attentions(layers) if attention_type(mixer.kind) == "global"}
+    window, position = next(iter(windows)) if len(windows) == 1 else None, _most_common_position(layers)
     settings: Settings = {}
-    if len(kinds) > 1:
-        settings["attention-config"] = [layer.mixer.kind for layer in layers]
-    elif "global" not in kinds:
-        settings["attention-config"] = [[list(kinds), "all"]]
-    patterns = {kind: mixer.pattern for kind, mixer in kinds.items() if isinstance(mixer, Attention)}
-    window = patterns.pop("global", None)
     if isinstance(window, Window):
         settings["sliding-window-width"] = window.before
-    sparsity = _joined(pattern.settings() for pattern in patterns.values() if pattern is not None)
+    names, named = [], dict[str, Settings]()
+    for layer in layers:
+        name, mixer = layer.mixer.kind, layer.mixer
+        if isinstance(mixer, Attention) and attention_type(name) == "global":
+            overrides = _overrides(mixer, window, position)
+            name = _name_of_kind(mixer, overrides, named)
+        names.append(name)
+    if len(set(names)) > 1:
+        settings["attention-config"] = names
+    elif names[0] != "global":
+        settings["attention-config"] = [[names[:1], "all"]]
+    if named:
+        settings["attention-kinds"] = named
+    patterns = [
+        mixer.pattern
+        for kind, mixer in kinds.items()
+        if isinstance(mixer, Attention) and attention_type(kind) != "global"
+    ]
+    sparsity = _joined(pattern.settings() for pattern in patterns if pattern is not None)
     if "seed" in sparsity:
         settings["seed"] = sparsity.pop("seed")
     # Layers in blocks are the only ones of an encoder that can be causal.
     if is_encoder and not all(mixer.both_ways for mixer in kinds.values()):
         sparsity["attention"] = "unidirectional"
     return settings | ({"sparsity-config": sparsity} if sparsity else {})
+
+
+def _overrides(mixer: Attention, window: Any, position: Any) -> Settings:
+    """Return the parameters of a kind: what differs from the window and the position of the model."""
+    found: Settings = {}
+    if isinstance(mixer.pattern, Window) and mixer.pattern != window:
+        found["sliding-window-width"] = mixer.pattern.before
+    own = mixer.position
+    if own is None and isinstance(position, Rotary):
+        found["pos-emb"] = "none"
+    elif isinstance(own, Rotary) and own != position:
+        theirs, ours = position.settings(), {"rotary-scaling": {"type": "none"}, **own.settings()}
+        theirs = {"rotary-scaling": {"type": "none"}, **theirs}
+        found |= {name: value for name, value in ours.items() if value != theirs[name]}
+        if "rotary-pct" in found:
+            raise ValueError(f"layers differ in rotary-pct: {theirs['rotary-pct']} and {own.fraction}")
+    return found
+
+
+def _name_of_kind(mixer: Attention, overrides: Settings, named: dict[str, Settings]) -> str:
+    """Return the name of a kind with these overrides, which is added to the named ones."""
+    name = mixer.kind
+    if name in ATTENTION_FACTS:
+        if not overrides:
+            return name
+        name = "sliding" if isinstance(mixer.pattern, Window) else "full"
+        name = "nope" if "pos-emb" in overrides else name
+    plain, number = name, 1
+    while named.setdefault(name, overrides) != overrides:
+        number += 1
+        name = f"{plain}_{number}"
+    return name

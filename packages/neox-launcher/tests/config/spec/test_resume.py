@@ -33,7 +33,8 @@ MODEL = set(
     rotary_emb_base rotary_scaling.type rotary_scaling.factor
     rotary_scaling.original_max_position_embeddings rotary_scaling.low_freq_factor
     rotary_scaling.high_freq_factor rotary_scaling.beta_fast rotary_scaling.beta_slow
-    rotary_scaling.truncate rotary_scaling.attention_factor
+    rotary_scaling.truncate rotary_scaling.attention_factor rotary_scaling.short_factor
+    rotary_scaling.long_factor opt_pos_emb_offset
     apply_query_key_layer_scaling tokenizer_type vocab_file merge_file
     lora_rank lora_alpha lora_target_modules
     ict_head_size ict_shared_towers
@@ -92,6 +93,7 @@ TRAINING = set(
 WHOLE: dict[str, tuple[str, set[str]]] = {
     "compression_training.layer_reduction": ("training", set()),
     "compression_training": ("model", {"quantizer_kernel", "quantize_verbose"}),
+    "attention_kinds": ("model", set()),
     "data_efficiency": (
         "training",
         {"num_workers", "data_cluster_path", "model_mask_name", "model_type", "hidden_state_order"},

@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from neox_config.facts.rotary import yarn_attention_factor
+from neox_config.facts.rotary import longrope_attention_factor, yarn_attention_factor
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.families.values import first, number, truth, whole_number
 
 __all__ = ["RotaryBase", "RotaryFraction", "RotaryScaling"]
 
 _DEFAULT_BASE = 10000.0
-_TYPES = ("default", "linear", "llama3", "yarn")
-_BY_LENGTH = ("llama3", "yarn")
+_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
+_BY_LENGTH = ("llama3", "yarn", "longrope")
 _LENGTH = "original_max_position_embeddings"
 _BASE, _FRACTION, _SCALING = (f"layers.mixer.position.{name}" for name in ("base", "fraction", "scaling"))
 
@@ -98,7 +98,9 @@ class RotaryScaling:
             )
         if kind == "default":
             return {_SCALING: ()}
-        values: dict[str, Any] = {"type": kind, "factor": number(block.get("factor"), "factor")}
+        values: dict[str, Any] = {"type": kind}
+        if kind != "longrope":
+            values["factor"] = number(block.get("factor"), "factor")
         if kind in _BY_LENGTH:
             length = config.get(_LENGTH) or block.get(_LENGTH) or config["max_position_embeddings"]
             values[_LENGTH] = whole_number(length, _LENGTH)
@@ -113,6 +115,9 @@ class RotaryScaling:
                 "truncate": truth(block.get("truncate", True), "truncate"),
                 "attention_factor": _attention_factor(block),
             }
+        if kind == "longrope":
+            values["attention_factor"] = _longrope_factor(block, values[_LENGTH], config)
+            values |= {name: _numbers(block.get(name), name) for name in ("short_factor", "long_factor")}
         return {_SCALING: tuple(values.items())}
 
     def write(self, model: Mapping[str, Any], config: dict[str, Any]) -> None:
@@ -120,6 +125,7 @@ class RotaryScaling:
         if settings := dict(first(model, _SCALING)):
             block = config.setdefault("rope_parameters", {"rope_type": "default"})
             block |= {"rope_type": settings.pop("type"), **settings}
+            block |= {name: list(value) for name, value in settings.items() if isinstance(value, tuple)}
             config["rope_scaling"] = block
 
 
@@ -132,3 +138,21 @@ def _attention_factor(block: Mapping[str, Any]) -> float:
     if above and below:
         return yarn_attention_factor(factor, above) / yarn_attention_factor(factor, below)
     return yarn_attention_factor(factor)
+
+
+def _longrope_factor(block: Mapping[str, Any], original: int, config: Mapping[str, Any]) -> float:
+    """Return the number that multiplies sines and cosines, as transformers determines it."""
+    if block.get("attention_factor") is not None:
+        return number(block["attention_factor"], "attention_factor")
+    longest: float = config["max_position_embeddings"]
+    if block.get("factor") is not None:
+        longest = number(block["factor"], "factor") * original
+    return longrope_attention_factor(longest, original)
+
+
+def _numbers(value: Any, name: str) -> tuple[float, ...]:
+    if not isinstance(value, list) or not value:
+        raise ConversionError(
+            f"config.json has {name}: {value!r}, which is not a list of numbers; copy it again"
+        )
+    return tuple(number(each, name) for each in value)

@@ -161,6 +161,8 @@ def _refuse_options(files: NeoXFiles, section: AttentionSection, layers: Sequenc
     position = getattr(first.mixer, "position", None)
     if isinstance(position, Rotary) and position.scaling:
         refused.append("rotary-scaling, which GPT-NeoX does not have")
+    if section.attention_kinds:
+        refused.append("attention-kinds, which GPT-NeoX does not have")
     if first.residual == "parallel" and first.channel is not None and not first.channel.bias:
         refused.append("gpt-j-residual and use-bias-in-mlp: false, where GPT-NeoX leaves out attention")
     if refused:
