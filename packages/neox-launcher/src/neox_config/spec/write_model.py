@@ -77,22 +77,36 @@ def _joined(each: Iterable[Settings]) -> Settings:
 
 
 def _positions(spec: ModelSpec) -> list[Any]:
-    """Return the position embeddings of the input, of most layers and of types without kinds, or None."""
-    fixed = [mixer.position for mixer in _attentions(spec.layers) if attention_type(mixer.kind) != "global"]
-    most = _most_common_position(spec.layers)
-    found = [each for each in (spec.embedding.position, most, *fixed) if each is not None]
-    return found or [None]
+    """Return the position embeddings of the input and of layers, without those of kinds; or None."""
+    fixed = [each.position for each in _attentions(spec.layers) if attention_type(each.kind) != "global"]
+    found = [spec.embedding.position, _usual_position(spec.layers), *fixed]
+    return [each for each in found if each is not None] or [None]
 
 
 def _attentions(layers: Iterable[Layer]) -> list[Attention]:
     return [layer.mixer for layer in layers if isinstance(layer.mixer, Attention)]
 
 
-def _most_common_position(layers: Iterable[Layer]) -> Any:
-    """Return the position embedding of most layers that have one, without regard to their numbers."""
-    found = [mixer.position for mixer in _attentions(layers) if mixer.position is not None]
-    rotary = Counter(position for position in found if isinstance(position, Rotary)).most_common(1)
-    return rotary[0][0] if rotary else max(found, key=lambda each: getattr(each, "times", 1), default=None)
+def _usual_position(layers: Iterable[Layer]) -> Any:
+    """Return the position embedding of the model, from which those of kinds differ."""
+    mixers = [mixer for mixer in _attentions(layers) if mixer.position is not None]
+    if any(isinstance(mixer.position, Rotary) for mixer in mixers):
+        return _usual(mixers, "position")
+    # They differ in the number of the layer alone.
+    return max((each.position for each in mixers), key=lambda each: getattr(each, "times", 1), default=None)
+
+
+def _usual_window(layers: Iterable[Layer]) -> Any:
+    """Return the window of the model, from which those of kinds differ; a kind cannot see more."""
+    mixers = [mixer for mixer in _attentions(layers) if attention_type(mixer.kind) == "global"]
+    return _usual(mixers, "pattern") if all(mixer.pattern for mixer in mixers) else None
+
+
+def _usual(mixers: Sequence[Attention], name: str) -> Any:
+    """Return the most common value of a field in layers that are of no kind, if there are some."""
+    of_no_kind = [mixer for mixer in mixers if mixer.kind in ATTENTION_FACTS]
+    found = Counter(getattr(mixer, name) for mixer in of_no_kind or mixers).most_common(1)
+    return found[0][0] if found else None
 
 
 def _owners(layers: Sequence[Layer]) -> Settings:
@@ -110,8 +124,7 @@ def _owners(layers: Sequence[Layer]) -> Settings:
 def _patterns(layers: Sequence[Layer], *, is_encoder: bool) -> Settings:
     """Return the attention types and kinds of the layers, and the settings of their windows and blocks."""
     kinds = {layer.mixer.kind: layer.mixer for layer in layers}
-    windows = {mixer.pattern for mixer in _attentions(layers) if attention_type(mixer.kind) == "global"}
-    window, position = next(iter(windows)) if len(windows) == 1 else None, _most_common_position(layers)
+    window, position = _usual_window(layers), _usual_position(layers)
     settings: Settings = {}
     if isinstance(window, Window):
         settings["sliding-window-width"] = window.before
@@ -151,8 +164,7 @@ def _overrides(mixer: Attention, window: Any, position: Any) -> Settings:
     if own is None and isinstance(position, Rotary):
         found["pos-emb"] = "none"
     elif isinstance(own, Rotary) and own != position:
-        theirs, ours = position.settings(), {"rotary-scaling": {"type": "none"}, **own.settings()}
-        theirs = {"rotary-scaling": {"type": "none"}, **theirs}
+        ours, theirs = ({"rotary-scaling": {"type": "none"}, **each.settings()} for each in (own, position))
         found |= {name: value for name, value in ours.items() if value != theirs[name]}
         if "rotary-pct" in found:
             raise ValueError(f"layers differ in rotary-pct: {theirs['rotary-pct']} and {own.fraction}")

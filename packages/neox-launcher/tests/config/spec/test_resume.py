@@ -226,6 +226,12 @@ def test_a_checkpoint_from_before_sliding_windows_has_none(load) -> None:
 
 
 LORA = ["lora-rank=2", "lora-base=base"]
+KINDS = [
+    "pos-emb=rotary",
+    'attention-config=[[["near", "far"], "all"]]',
+    "attention-kinds.near.sliding-window-width=4",
+    "attention-kinds.far.rotary-emb-base=900",
+]
 
 
 @pytest.mark.parametrize(
@@ -242,6 +248,35 @@ LORA = ["lora-rank=2", "lora-base=base"]
         ),
         ([], ["layernorm-epsilon=1e-6"], ["layernorm-epsilon: 1e-05 in the checkpoint, 1e-06 in this run"]),
         ([], ["rotary-pct=0.5"], []),
+        (
+            KINDS,
+            [*KINDS, "attention-kinds.far.rotary-emb-base=901"],
+            ["attention-kinds.far.rotary-emb-base: 900 in the checkpoint, 901 in this run"],
+        ),
+        (
+            KINDS,
+            [*KINDS, "attention-kinds.near.sliding-window-width=5"],
+            ["attention-kinds.near.sliding-window-width: 4 in the checkpoint, 5 in this run"],
+        ),
+        (
+            KINDS,
+            [*KINDS, "attention-kinds.near.pos-emb=none"],
+            ["attention-kinds.near.pos-emb: rotary in the checkpoint, none in this run"],
+        ),
+        (
+            KINDS,
+            [*KINDS, "rotary-emb-base=77"],
+            ["attention-kinds.near.rotary-emb-base: 10000 in the checkpoint, 77 in this run"],
+        ),
+        (
+            KINDS,
+            [*KINDS, "attention-kinds.near.rotary-scaling={type: linear, factor: 2}"],
+            [
+                "attention-kinds.near.rotary-scaling.type: none in the checkpoint, linear in this run",
+            ],
+        ),
+        # What a kind gives as the model has it is no change.
+        (KINDS, [*KINDS, "attention-kinds.near.rotary-emb-base=10000", "seq-length=16"], []),
         (
             ["pos-emb=rotary"],
             ["pos-emb=rotary", "rotary-pct=0.5"],
