@@ -143,7 +143,25 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         **_attention("gmlp", "global", "amlp"),
         "gmlp_attn_dim": 8,
     },
+    "windows and rotary embeddings by kind": {
+        "pos_emb": "rotary",
+        "attention_config": ["sliding", "nope", "full", "long", "global"],
+        "attention_kinds": {
+            "sliding": {"sliding_window_width": 4, "rotary_emb_base": 100},
+            "nope": {"pos_emb": "none"},
+            "full": {"rotary_scaling": {"type": "linear", "factor": 2.0}},
+            "long": {
+                "rotary_scaling": {
+                    "type": "longrope",
+                    "original_max_position_embeddings": 10,
+                    "short_factor": [1.0, 0.25],
+                    "long_factor": [1.5, 4.0],
+                }
+            },
+        },
+    },
     "layer scaling with scores, swish": {
+        "opt_pos_emb_offset": 2,
         "apply_query_key_layer_scaling": True,
         "attention_softmax_in_fp32": True,
         "activation": "swish",

@@ -63,6 +63,16 @@ CASES: dict[str, dict[str, Any]] = {
         "sparsity_config": {"block": 4},
         "pos_emb": "rotary",
     },
+    "documents, windows and rotary embeddings by kind": {
+        "pos_emb": "rotary",
+        "rotary_pct": 0.5,
+        "attention_config": ["sliding", "nope", "full"],
+        "attention_kinds": {
+            "sliding": {"sliding_window_width": 3, "rotary_emb_base": 10},
+            "nope": {"pos_emb": "none"},
+            "full": {"rotary_scaling": {"type": "longrope", "short_factor": [2.0], "long_factor": [3.0]}},
+        },
+    },
     "documents": {"attention_config": [[["global", "amlp", "local"], 1]], "sparsity_config": {"block": 3}},
     "split sequence": {
         "sequence_parallel": True,

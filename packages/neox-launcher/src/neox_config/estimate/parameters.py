@@ -256,7 +256,7 @@ def _vocabulary(model: ModelSpec, entries: int, part: str) -> Weights:
 def _embedding(model: ModelSpec, entries: int) -> Iterator[Weights]:
     yield _vocabulary(model, entries, "embedding")
     if isinstance(model.embedding.position, Learned):
-        yield Weights("positions", model.embedding.position.count * model.width, row=model.width)
+        yield Weights("positions", model.embedding.position.rows * model.width, row=model.width)
 
 
 def _head(model: ModelSpec, entries: int) -> Iterator[Weights]:

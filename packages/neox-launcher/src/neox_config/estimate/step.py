@@ -281,7 +281,7 @@ def _partial(setup: Setup, stage: int) -> list[int]:
     if layout.splits_sequence and stage == layout.stages - 1:
         found += model.norm.sizes(model.width)
     if layout.splits_sequence and stage == 0 and isinstance(model.embedding.position, Learned):
-        found.append(model.embedding.position.count * model.width)
+        found.append(model.embedding.position.rows * model.width)
     return found
 
 

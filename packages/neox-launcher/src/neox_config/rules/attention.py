@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
-from neox_config.derive.attention_layers import expand_attention, types_in
+from neox_config.derive.attention_layers import attention_names, of_kind, types_in
 from neox_config.derive.objective import is_encoder
 from neox_config.derive.widths import head_width
 from neox_config.facts.attention import ATTENTION_FACTS
+from neox_config.names import answer
 from neox_config.pluralize import pluralize
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
@@ -14,10 +15,52 @@ from neox_config.schema.config import NeoXConfig
 def attention_config_fits_the_layers(c: NeoXConfig) -> Iterator[Problem]:
     """Require attention_config to give every layer one known type."""
     try:
-        expand_attention(c.attention.attention_config, c.model.num_layers)
+        attention_names(c)
     except ValueError as error:
         what, _, remedy = str(error).partition("; ")
         yield Problem("attention_config", what, remedy)
+
+
+def attention_kinds_override_what_layers_use(c: NeoXConfig) -> Iterator[Problem]:
+    """Require kinds that layers have, with names of their own, and rotary settings where layers rotate."""
+    if not types_in(c):
+        return
+    used = attention_names(c)
+    for name, kind in c.attention.attention_kinds.items():
+        block = f"attention_kinds.{name}"
+        if name in ATTENTION_FACTS or answer("attention_config", "value", name) is not None:
+            yield Problem(block, "has the name of an attention type", "use another name")
+        elif name not in used:
+            yield Problem(block, "is the kind of no layer of attention-config", "remove it, or use it there")
+        has_rotary = c.attention.pos_emb == "rotary"
+        for setting in kind.overrides().keys() - {"sliding_window_width"}:
+            if not has_rotary:
+                what = f"requires pos-emb: rotary of the model, not {c.attention.pos_emb}"
+                yield Problem(f"{block}.{setting}", what, "remove it, or set pos-emb: rotary")
+            elif setting != "pos_emb" and kind.pos_emb == "none":
+                yield Problem(f"{block}.{setting}", "has no effect: pos-emb of the kind is none", "remove it")
+
+
+def longrope_scales_each_pair(c: NeoXConfig) -> Iterator[Problem]:
+    """Require a positive factor of short and of long sequences for each rotated pair of channels."""
+    if c.model.hidden_size % c.model.num_attention_heads or not types_in(c):
+        return
+    pairs = int(c.model.hidden_size // c.model.num_attention_heads * c.attention.rotary_pct) // 2
+    prefixes = {f"attention_kinds.{name}.": name for name in c.attention.attention_kinds} | {"": ""}
+    for prefix, name in prefixes.items():
+        attention = of_kind(c, name).attention
+        scaling = attention.rotary_scaling
+        is_own = not prefix or scaling is not c.attention.rotary_scaling
+        if attention.pos_emb != "rotary" or scaling.type != "longrope" or not is_own:
+            continue
+        for part in ("short_factor", "long_factor"):
+            factors = getattr(scaling, part)
+            if factors is None or len(factors) != pairs or min(factors) <= 0:
+                yield Problem(
+                    f"{prefix}rotary_scaling.{part}",
+                    f"must be a list of {pairs} numbers above 0, one per pair of rotated channels",
+                    "copy the lists of the model that was extended, or change rotary-pct",
+                )
 
 
 def rotary_turns_pairs_of_channels(c: NeoXConfig) -> Iterator[Problem]:

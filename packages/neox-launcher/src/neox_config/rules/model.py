@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from neox_config.derive.attention_layers import expand_attention, types_in
+from neox_config.derive.attention_layers import attention_names, types_in
 from neox_config.derive.layer_compilation import why_layers_stay_uncompiled
 from neox_config.derive.layer_sharing import weight_owners
 from neox_config.derive.widths import MLP_SIZES, mlp_width
@@ -47,7 +47,7 @@ def shared_weights_fit(c: NeoXConfig) -> Iterator[Problem]:
     unique = model.num_unique_layers
     if unique is None or model.num_layers % unique or not types_in(c):
         return
-    types = expand_attention(c.attention.attention_config, model.num_layers)
+    types = attention_names(c)
     owners = weight_owners(model.num_layers, unique, model.param_sharing_style) or ()
     for layer, owner in enumerate(owners):
         kinds = {types[layer], types[owner]}

@@ -251,7 +251,7 @@ _MIXERS: Mapping[str, type[Mixer]] = {"gmlp": SpatialMLP, "amlp": SpatialMLP}
 
 
 def read_mixer(config: NeoXConfig, kind: str, layer_index: int) -> Mixer:
-    """Return the mixer of a layer of an attention type."""
+    """Return the mixer of a layer of an attention type, given the configuration for its kind."""
     return _MIXERS.get(kind, Attention).read(config, kind, layer_index)
 
 

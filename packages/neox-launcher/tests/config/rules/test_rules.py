@@ -322,6 +322,29 @@ EXAMPLES = {
     "quantized_weights_need_stage_3": ("zero_optimization: {stage: 2, zero_quantized_weights: true}",
         "zero_optimization.zero_quantized_weights", ["3", "2"],
         "zero_optimization: {stage: 3, zero_quantized_weights: true}"),
+    "attention_kinds_override_what_layers_use": (
+        "pos-emb: rotary\nattention-kinds: {far: {rotary-emb-base: 9}}", "attention_kinds.far", [],
+        "pos-emb: rotary\nattention-config: [[[far], all]]\nattention-kinds: {far: {rotary-emb-base: 9}}"),
+    "attention_kinds_override_what_layers_use: types": (
+        "attention-config: [[[local], all]]\nattention-kinds: {local: {sliding-window-width: 9}}",
+        "attention_kinds.local", [],
+        "attention-config: [[[far], all]]\nattention-kinds: {far: {sliding-window-width: 9}}"),
+    "attention_kinds_override_what_layers_use: other positions": (
+        "pos-emb: alibi\nattention-config: [[[far], all]]\nattention-kinds: {far: {pos-emb: none}}",
+        "attention_kinds.far.pos_emb", ["alibi"],
+        "pos-emb: rotary\nattention-config: [[[far], all]]\nattention-kinds: {far: {pos-emb: none}}"),
+    "attention_kinds_override_what_layers_use: not rotated": (
+        "pos-emb: rotary\nattention-config: [[[far], all]]\n"
+        "attention-kinds: {far: {pos-emb: none, rotary-emb-base: 9}}",
+        "attention_kinds.far.rotary_emb_base", [],
+        "pos-emb: rotary\nattention-config: [[[far], all]]\n"
+        "attention-kinds: {far: {pos-emb: rotary, rotary-emb-base: 9}}"),
+    "longrope_scales_each_pair": (
+        "pos-emb: rotary\n"
+        "rotary-scaling: {type: longrope, short-factor: [1], long-factor: [1, 1, 1, 1, 1, 1, 1, 1]}",
+        "rotary_scaling.short_factor", ["8"],
+        "pos-emb: rotary\nrotary-pct: 0.125\n"
+        "rotary-scaling: {type: longrope, short-factor: [1], long-factor: [2]}"),
     "all_states_are_offloaded": (
         "zero_optimization: {stage: 3, offload_optimizer: {device: cpu, ratio: 0.3}}",
         "zero_optimization.offload_optimizer.ratio", [],

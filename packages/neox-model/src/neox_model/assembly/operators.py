@@ -123,8 +123,9 @@ def choose_operators(
         norm_of_sum=norm_of_sum,
         norm_with_input=norm_with_input,
     )
-    # Attention and MLP have one shape in all layers that have them.
-    attention = next((layer.mixer for layer in spec.layers if isinstance(layer.mixer, Attention)), None)
+    # Attention and MLP have one shape in all layers that have them, but not all rotate queries.
+    mixers = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, Attention)]
+    attention = max(mixers, key=lambda mixer: isinstance(mixer.position, Rotary), default=None)
     if attention is not None:
         found = replace(
             found,

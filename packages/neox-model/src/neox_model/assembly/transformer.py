@@ -19,6 +19,7 @@ from neox_model.initialization import build_init_method
 from neox_model.layers.activations import ACTIVATIONS, GATED_ACTIVATIONS
 from neox_model.layers.attention import DocumentMasks
 from neox_model.layers.mlp import MLP, GatedMLP
+from neox_model.layers.positions import RotaryTables
 from neox_model.layers.residual_layer import add_dropped
 from neox_model.layers.transformer_layer import TransformerLayer
 from neox_model.parallel.groups import Group
@@ -73,6 +74,7 @@ def build_layer(
     group: Group,
     operators: Operators,
     masks: DocumentMasks | None = None,
+    tables: dict[Any, RotaryTables] | None = None,
 ) -> tuple[type[nn.Module], Options]:
     """Return the class of one layer and its keyword arguments.
 
@@ -83,6 +85,7 @@ def build_layer(
         group: the tensor-parallel ranks.
         operators: the operators that the layer calls.
         masks: masks of documents that the layers share; None: the layer makes its own.
+        tables: rotary tables that the layers share, to which it adds; None: likewise.
 
     Raises:
         LayoutError: sizes do not divide.
@@ -122,6 +125,7 @@ def build_layer(
             # The document ids of a layer that drops tokens are those of the tokens that it keeps.
             masks=None if drops_tokens else masks,
             norm=layer.norm,
+            tables=tables,
         ),
         "mlp": _mlp(layer.channel, spec.width, run, {**inits, "adapters": adapters}, operators),
         "parallel_residual": layer.residual == "parallel",

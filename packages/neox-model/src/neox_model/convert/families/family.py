@@ -173,17 +173,23 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class HeadDim:
-    """The width of a head, for classes in which it does not follow from others."""
+    """The width of a head, for classes in which it does not follow from others.
+
+    Args:
+        default: the width if there is none; None: it follows from others.
+    """
+
+    default: int | None = None
 
     def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the width if it is given."""
-        found = config.get("head_dim")
+        found = config.get("head_dim", self.default)
         return {} if found is None else {_HEAD_WIDTH: whole_number(found, "head_dim")}
 
     def write(self, model: Mapping[str, Any], config: dict[str, Any]) -> None:
         """Add the width if it does not follow from others."""
         width = first(model, _HEAD_WIDTH)
-        if width * first(model, _HEADS) != model["width"]:
+        if self.default is not None or width * first(model, _HEADS) != model["width"]:
             config["head_dim"] = width
 
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from neox_model.convert.families.family import EPSILON, Key, Row
+from neox_model.convert.families.family import EPSILON, HeadDim, Key, Row
 from neox_model.convert.families.llama import ATTENTION_BIAS, GATED_MLP, QK_NORM, SELF_ATTENTION, like_llama
 from neox_model.convert.families.rotary import RotaryBase, RotaryByType, RotaryScaling
-from neox_model.convert.families.values import HeadWidth, Optional, first, number
+from neox_model.convert.families.values import Optional, first, number
 from neox_model.convert.families.windows import RepeatedWindows
 
 __all__ = ["GEMMA2", "GEMMA3"]
@@ -57,7 +57,7 @@ _ENTRIES = (
     Key("hidden_size", "width"),
     Key("num_attention_heads", "layers.mixer.heads"),
     Key("num_key_value_heads", "layers.mixer.kv_heads", 4),
-    HeadWidth(256),
+    HeadDim(256),
     Key("intermediate_size", "layers.channel.width"),
     Key(
         "hidden_activation",

@@ -7,7 +7,6 @@ from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_model.convert.classes import CLASSES
 from neox_model.convert.families.family import EPSILON, RMSNORM, ROTARY, Entry, Family, HeadDim, Key, Row
 from neox_model.convert.families.rotary import RotaryBase, RotaryScaling
-from neox_model.convert.families.values import HeadWidth
 from neox_model.convert.families.windows import ChosenWindows, OneWindow
 from neox_model.convert.forms import SEPARATE_QKV
 
@@ -68,7 +67,6 @@ def entries(
         Key("hidden_size", "width"),
         Key("num_attention_heads", "layers.mixer.heads"),
         Key("num_key_value_heads", "layers.mixer.kv_heads", kv_heads),
-        HeadDim(),
         Key("intermediate_size", "layers.channel.width"),
         Key("max_position_embeddings", "max_positions"),
         Key("hidden_act", "layers.channel.activation", "silu", _ACTIVATIONS),
@@ -114,13 +112,13 @@ def like_llama(
 
 ATTENTION_BIAS = Key("attention_bias", ("layers.mixer.output_bias", "layers.mixer.qkv_bias"), False)
 MLP_BIAS = Key("mlp_bias", "layers.channel.bias", False)
-LLAMA = like_llama("llama", (*entries(), HeadWidth(), ATTENTION_BIAS, MLP_BIAS))
-MISTRAL = like_llama("mistral", (*entries(8), HeadWidth(), OneWindow()))
+LLAMA = like_llama("llama", (*entries(), HeadDim(), ATTENTION_BIAS, MLP_BIAS))
+MISTRAL = like_llama("mistral", (*entries(8), HeadDim(), OneWindow()))
 _QKV_BIAS = {"layers.mixer.qkv_bias": True}
-QWEN2 = like_llama("qwen2", (*entries(32), HeadWidth(), ChosenWindows()), fixed=_QKV_BIAS)
+QWEN2 = like_llama("qwen2", (*entries(32), HeadDim(), ChosenWindows()), fixed=_QKV_BIAS)
 QWEN3 = like_llama(
     "qwen3",
-    (*entries(32), HeadWidth(128), ATTENTION_BIAS, ChosenWindows()),
+    (*entries(32), HeadDim(128), ATTENTION_BIAS, ChosenWindows()),
     in_layer=(*_IN_LAYER, *QK_NORM),
     fixed={"layers.mixer.qk_norm": "head"},
 )

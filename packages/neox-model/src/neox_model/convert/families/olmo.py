@@ -1,6 +1,6 @@
 """OLMo 2 and 3, whose norms are on the outputs of attention and MLP, and of whole queries and keys."""
 
-from neox_model.convert.families.family import Row
+from neox_model.convert.families.family import HeadDim, Row
 from neox_model.convert.families.llama import (
     ATTENTION_BIAS,
     GATED_MLP,
@@ -10,7 +10,6 @@ from neox_model.convert.families.llama import (
     like_llama,
 )
 from neox_model.convert.families.rotary import RotaryByType
-from neox_model.convert.families.values import HeadWidth
 from neox_model.convert.families.windows import RepeatedWindows
 
 __all__ = ["OLMO2", "OLMO3"]
@@ -24,7 +23,7 @@ _IN_LAYER = (
 )
 _FIXED = {"layers.norm_placement": "after", "layers.mixer.qk_norm": "width"}
 _WINDOWS = RepeatedWindows(4)
-_ENTRIES = (HeadWidth(), ATTENTION_BIAS)
+_ENTRIES = (HeadDim(), ATTENTION_BIAS)
 OLMO2 = like_llama("olmo2", (*entries(epsilon=1e-5), *_ENTRIES), in_layer=_IN_LAYER, fixed=_FIXED)
 # Layers with a window are rotated without scaling.
 OLMO3 = like_llama(

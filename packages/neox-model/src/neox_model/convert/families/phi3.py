@@ -1,9 +1,8 @@
 """Phi-3, whose projections are stored together."""
 
-from neox_model.convert.families.family import Row
+from neox_model.convert.families.family import HeadDim, Row
 from neox_model.convert.families.llama import GATED_MLP, NORMS_BEFORE, entries, like_llama
 from neox_model.convert.families.rotary import RotaryBase, RotaryFraction, RotaryScaling
-from neox_model.convert.families.values import HeadWidth
 from neox_model.convert.families.windows import OneWindow
 from neox_model.convert.forms import FUSED_QKV
 
@@ -17,7 +16,7 @@ _ROTARY = (
 )
 PHI3 = like_llama(
     "phi3",
-    (*entries(epsilon=1e-5, rotary=_ROTARY), HeadWidth(), OneWindow(default=None)),
+    (*entries(epsilon=1e-5, rotary=_ROTARY), HeadDim(), OneWindow(default=None)),
     in_layer=(
         *NORMS_BEFORE,
         Row("attention.qkv", ("self_attn.qkv_proj",), FUSED_QKV),

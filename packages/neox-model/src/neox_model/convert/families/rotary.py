@@ -1,10 +1,10 @@
 """Entries of rotary embeddings: `rope_parameters`, and what earlier versions of transformers wrote."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from neox_config.facts.rotary import yarn_attention_factor
+from neox_config.facts.rotary import longrope_attention_factor, yarn_attention_factor
 from neox_config.spec.values import Each
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.families.values import first, in_layers, number, truth, whole_number
@@ -13,8 +13,8 @@ from neox_model.convert.families.windows import FULL, SLIDING, RepeatedWindows, 
 __all__ = ["RotaryBase", "RotaryByType", "RotaryFraction", "RotaryScaling"]
 
 _DEFAULT_BASE = 10000.0
-_TYPES = ("default", "linear", "llama3", "yarn")
-_BY_LENGTH = ("llama3", "yarn")
+_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
+_BY_LENGTH = ("llama3", "yarn", "longrope")
 _LENGTH = "original_max_position_embeddings"
 _BASE, _FRACTION, _SCALING = (f"layers.mixer.position.{name}" for name in ("base", "fraction", "scaling"))
 
@@ -89,17 +89,26 @@ class RotaryFraction:
 
 @dataclass(frozen=True, slots=True)
 class RotaryScaling:
-    """The formula that scales frequencies, and its settings."""
+    """The formula that scales frequencies, and its settings.
+
+    Args:
+        words: older names of formulas -> today's.
+    """
+
+    words: Mapping[str, str] = field(default_factory=dict)
 
     def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return our settings, in the order of `rotary_scaling`; none without scaling."""
-        return {_SCALING: _scaling(_block(config), config)}
+        block = _block(config)
+        kind = block.get("rope_type") or block.get("type")
+        return {_SCALING: _scaling({**block, "rope_type": self.words.get(str(kind), kind)}, config)}
 
     def write(self, model: Mapping[str, Any], config: dict[str, Any]) -> None:
         """Add the settings, also under the name that earlier versions read."""
         if settings := dict(first(model, _SCALING)):
             block = config.setdefault("rope_parameters", {"rope_type": "default"})
             block |= {"rope_type": settings.pop("type"), **settings}
+            block |= {name: list(value) for name, value in settings.items() if isinstance(value, tuple)}
             config["rope_scaling"] = block
 
 
@@ -112,7 +121,9 @@ def _scaling(block: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[tuple
         )
     if kind == "default":
         return ()
-    values: dict[str, Any] = {"type": kind, "factor": number(block.get("factor"), "factor")}
+    values: dict[str, Any] = {"type": kind}
+    if kind != "longrope":
+        values["factor"] = number(block.get("factor"), "factor")
     if kind in _BY_LENGTH:
         length = config.get(_LENGTH) or block.get(_LENGTH) or config["max_position_embeddings"]
         values[_LENGTH] = whole_number(length, _LENGTH)
@@ -125,6 +136,9 @@ def _scaling(block: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[tuple
             "truncate": truth(block.get("truncate", True), "truncate"),
             "attention_factor": _attention_factor(block),
         }
+    if kind == "longrope":
+        values["attention_factor"] = _longrope_factor(block, values[_LENGTH], config)
+        values |= {name: _numbers(block.get(name), name) for name in ("short_factor", "long_factor")}
     return tuple(values.items())
 
 
@@ -150,7 +164,7 @@ class RotaryByType:
         full = {**(blocks.get(FULL) or {}), **(config.get("rope_scaling") or {})}
         sliding = dict(blocks.get(SLIDING) or {})
         full.setdefault("rope_theta", config.get("rope_theta") or self.full)
-        sliding.setdefault("rope_theta", config.get(self.older_sliding) or self.sliding)
+        sliding.setdefault("rope_theta", config.get(self.older_sliding or "") or self.sliding)
         of_layers = [sliding if each else full for each in self.windows.slides(config)]
         return {
             _BASE: Each(tuple(number(each["rope_theta"], "rope_theta") for each in of_layers)),
@@ -183,3 +197,21 @@ def _attention_factor(block: Mapping[str, Any]) -> float:
     if above and below:
         return yarn_attention_factor(factor, above) / yarn_attention_factor(factor, below)
     return yarn_attention_factor(factor)
+
+
+def _longrope_factor(block: Mapping[str, Any], original: int, config: Mapping[str, Any]) -> float:
+    """Return the number that multiplies sines and cosines, as transformers determines it."""
+    if block.get("attention_factor") is not None:
+        return number(block["attention_factor"], "attention_factor")
+    longest: float = config["max_position_embeddings"]
+    if block.get("factor") is not None:
+        longest = number(block["factor"], "factor") * original
+    return longrope_attention_factor(longest, original)
+
+
+def _numbers(value: Any, name: str) -> tuple[float, ...]:
+    if not isinstance(value, list) or not value:
+        raise ConversionError(
+            f"config.json has {name}: {value!r}, which is not a list of numbers; copy it again"
+        )
+    return tuple(number(each, name) for each in value)

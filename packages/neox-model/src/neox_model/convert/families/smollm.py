@@ -6,9 +6,10 @@ from typing import Any
 
 from neox_config.spec.values import Each
 from neox_model.convert.errors import ConversionError
+from neox_model.convert.families.family import HeadDim
 from neox_model.convert.families.llama import ATTENTION_BIAS, MLP_BIAS, entries, like_llama
 from neox_model.convert.families.rotary import RotaryBase, RotaryScaling
-from neox_model.convert.families.values import HeadWidth, in_layers, whole_number
+from neox_model.convert.families.values import in_layers, whole_number
 from neox_model.convert.families.windows import ChosenWindows
 
 __all__ = ["SMOLLM3"]
@@ -40,7 +41,7 @@ SMOLLM3 = like_llama(
     "smollm3",
     (
         *entries(4, rotary=(RotaryBase(default=2000000.0), RotaryScaling()), tied=True),
-        HeadWidth(),
+        HeadDim(),
         ATTENTION_BIAS,
         MLP_BIAS,
         _RotatedLayers(),

@@ -8,12 +8,11 @@ from neox_config.spec.values import ABSENT, Each
 from neox_model.convert.errors import ConversionError
 
 __all__ = [
-    *("CHECKS", "HeadWidth", "Optional"),
+    *("CHECKS", "Optional"),
     *("first", "in_layers", "layer_count", "number", "truth", "whole_number"),
 ]
 
 _LARGEST = 1e30
-_HEAD_WIDTH = "layers.mixer.head_width"
 # That of num-layers. What is listed for each layer must not fill the memory.
 _MOST_LAYERS = 10_000
 
@@ -48,27 +47,6 @@ def truth(value: Any, name: str) -> bool:
 
 CHECKS: Mapping[Any, Callable[[Any, str], Any]] = {int: whole_number, float: number, bool: truth}
 """By the type that a value must have."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeadWidth:
-    """`head_dim`, the channels of a head.
-
-    Args:
-        default: its value if the entry is absent; None: hidden_size / num_attention_heads.
-    """
-
-    default: int | None = None
-
-    def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the width."""
-        usual = config["hidden_size"] // config["num_attention_heads"]
-        found = config.get("head_dim", self.default)
-        return {_HEAD_WIDTH: usual if found is None else whole_number(found, "head_dim")}
-
-    def write(self, model: Mapping[str, Any], config: dict[str, Any]) -> None:
-        """Add the width."""
-        config["head_dim"] = first(model, _HEAD_WIDTH)
 
 
 @dataclass(frozen=True, slots=True)

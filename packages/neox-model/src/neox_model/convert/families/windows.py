@@ -22,7 +22,6 @@ def _windows(config: Mapping[str, Any], slides: Sequence[bool]) -> dict[str, Any
     if tokens is None:
         return {}
     return {
-        "layers.mixer.kind": Each(tuple("local" if each else "global" for each in slides)),
         _PATTERN: Each(tuple("Window" if each else None for each in slides)),
         f"{_PATTERN}.block": 1,
         _BEFORE: whole_number(tokens, "sliding_window") - 1,

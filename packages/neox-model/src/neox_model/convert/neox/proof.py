@@ -20,11 +20,11 @@ from neox_config.pluralize import pluralize
 from neox_config.spec.model import Alibi, Layer, Norm, Rotary, Rpe, Window
 from neox_data.amount_progress import tracked
 from neox_model.convert.checkpoints import Checkpoint
-from neox_model.convert.differences import attention_of, patterns
+from neox_model.convert.differences import attention_of, mixers, patterns
 from neox_model.convert.errors import ProofError
 from neox_model.convert.neox.files import Key, NeoXFiles
 from neox_model.convert.proof.comparison import Figures
-from neox_model.convert.proof.layers import OneLayer, kind_of
+from neox_model.convert.proof.layers import OneLayer
 from neox_model.convert.stored import StoredWeights
 from neox_model.convert.weights import HEAD
 from neox_model.layers.activations import ACTIVATIONS, GATED_ACTIVATIONS
@@ -90,7 +90,7 @@ def compare_blocks(files: NeoXFiles, checkpoint: Checkpoint, figures: Figures, *
         order: of shared keys and values in GPT-NeoX's; nothing in the files shows whether it is right.
     """
     spec = checkpoint.model
-    seen = patterns(spec)
+    seen, kinds = patterns(spec), mixers(spec)
     # In one block of a sparse pattern, and in a window, attention is plain causal attention.
     visible = [
         each.before + 1 if isinstance(each, Window) and each.block == 1 else each.block
@@ -100,9 +100,9 @@ def compare_blocks(files: NeoXFiles, checkpoint: Checkpoint, figures: Figures, *
     length = min(_TOKENS, spec.max_positions, *visible)
     ours: OneLayer | None = None
     logger.info("comparing %s", pluralize(len(seen), "layer"))
-    with tracked(range(len(seen)), len(seen), "layers compared") as each:
-        for index in each:
-            if ours is None or ours.kind != kind_of(spec, index):
+    with tracked(enumerate(kinds), len(kinds), "layers compared") as each:
+        for index, kind in each:
+            if ours is None or ours.kind != kind:
                 ours = OneLayer(checkpoint, spec, checkpoint.resolved.run, index)
             ours.fill(index, torch.float32)
             ranks = _Ranks(files, spec.layers, index, order)

@@ -181,6 +181,8 @@ def _refuse_options(files: NeoXFiles, section: AttentionSection, model: ModelSpe
         for path, neutral in _WITHOUT.items()
         if values.get(path, neutral) != neutral
     ]
+    if section.attention_kinds:
+        refused.append("attention-kinds, which GPT-NeoX does not have")
     if first.residual == "parallel" and first.channel is not None and not first.channel.bias:
         refused.append("gpt-j-residual and use-bias-in-mlp: false, where GPT-NeoX leaves out attention")
     if first.norm_placement != "before" or first.norm.zero_centered:

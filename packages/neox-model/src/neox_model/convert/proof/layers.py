@@ -13,20 +13,20 @@ import torch
 from torch import Tensor
 
 from neox_config.pluralize import pluralize
-from neox_config.spec.model import Layer, ModelSpec, Window
+from neox_config.spec.model import Mixer, ModelSpec, Window
 from neox_config.spec.run import RunSpec
 from neox_data.amount_progress import tracked
 from neox_model.convert.checkpoints import VOCABULARY, build_sequential
-from neox_model.convert.differences import patterns, simplest
+from neox_model.convert.differences import mixers, patterns
 from neox_model.convert.proof.comparison import Figures
 from neox_model.convert.proof.sides import Sides, dtype_of
 from neox_model.convert.reference import computed, one_layer_model
 from neox_model.convert.stored import StoredWeights
 from neox_model.convert.weights import WeightFiles
-from neox_model.layers.positions import RotaryPosition
+from neox_model.layers.positions import RotaryPosition, lengths_of_requests
 from neox_model.parallel.logical import named_logical_parameters
 
-__all__ = ["OneLayer", "compare_layers", "kind_of", "lengths_of", "one_layer"]
+__all__ = ["OneLayer", "compare_layers", "lengths_of", "one_layer"]
 
 logger = logging.getLogger(__name__)
 
@@ -52,14 +52,13 @@ def compare_layers(
     sides: Sides, model: ModelSpec, run: RunSpec, files: WeightFiles, figures: Figures
 ) -> None:
     """Compare every layer on short sequences, and the first of each kind on long ones; then rotary tables."""
-    count, short = len(model.layers), min(_SHORT, model.max_positions)
+    kinds, short = mixers(model), min(_SHORT, model.max_positions)
     dtype = dtype_of(sides, files)
-    seen: set[Layer] = set()
+    seen: set[Mixer] = set()
     ours, theirs = None, None
-    logger.info("comparing %s", pluralize(count, "layer"))
-    with tracked(range(count), count, "layers compared") as each:
-        for layer in each:
-            kind = kind_of(model, layer)
+    logger.info("comparing %s", pluralize(len(kinds), "layer"))
+    with tracked(enumerate(kinds), len(kinds), "layers compared") as each:
+        for layer, kind in each:
             if ours is None or ours.kind != kind:
                 ours, theirs = None, None  # Release one pair before the next is built.
                 ours = OneLayer(sides.weights, model, run, layer)
@@ -81,11 +80,6 @@ def compare_layers(
             seen.add(kind)
 
 
-def kind_of(model: ModelSpec, layer: int) -> Layer:
-    """Return what a layer has in common with others of its kind: all but whose weights it shares."""
-    return replace(simplest(model).layers[layer], owner=None)
-
-
 class OneLayer:
     """A model of ours with one layer and the final norm, without its vocabulary.
 
@@ -97,7 +91,7 @@ class OneLayer:
     """
 
     def __init__(self, weights: StoredWeights, model: ModelSpec, run: RunSpec, layer: int) -> None:
-        self.kind, self.length = kind_of(model, layer), model.max_positions
+        self.kind, self.length = mixers(model)[layer], model.max_positions
         self.model = build_sequential(one_layer(model, layer), run, 1)
         self._weights = weights
 
@@ -114,7 +108,8 @@ class OneLayer:
         embedding, *stack, _ = self.model.stack
         position: Any = embedding.position_embeddings
         hidden_SBD = hidden_BSD.transpose(0, 1)
-        with torch.no_grad():
+        lengths_B = torch.full((hidden_SBD.shape[1],), len(hidden_SBD))
+        with torch.no_grad(), lengths_of_requests(self.model, lengths_B):
             if adds_positions and position is not None:
                 hidden_SBD = hidden_SBD + position(torch.arange(len(hidden_SBD)).unsqueeze(1))
             for each in stack:
