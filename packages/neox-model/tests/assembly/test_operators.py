@@ -75,6 +75,7 @@ FUSIONS = [
     ({"rmsnorm_fusion": True, **RMS_NORM}, "rms_norm rms_norm.with_input add_rms_norm", RMS_NORM),
     ({"glu_fusion": True, "activation": "swiglu"}, "bias_swiglu", {"activation": "swiglu"}),
     ({"glu_fusion": True, "activation": "geglu"}, "bias_geglu", {"activation": "geglu"}),
+    ({"glu_fusion": True, "activation": "geglu_tanh"}, "bias_geglu_tanh", {"activation": "geglu_tanh"}),
 ]
 
 

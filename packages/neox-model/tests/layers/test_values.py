@@ -73,6 +73,7 @@ def test_activation_follows_its_formula(name, formula):
     ("name", "formula"),
     [
         ("geglu", functional.gelu),
+        ("geglu_tanh", partial(functional.gelu, approximate="tanh")),
         ("swiglu", functional.silu),
         ("reglu", functional.relu),
         ("glu", lambda x: 1 / (1 + torch.exp(-x))),

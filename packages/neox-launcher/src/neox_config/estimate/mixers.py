@@ -273,7 +273,7 @@ def _kept_by_mlp(channel: MLP, layer: Layer, setup: Setup, is_compiled: bool, de
     A compiled layer stores the inputs of matrix products and what they return, and computes the activation
     from them again. Of an activation without stored tensors, it stores where the input is positive.
     """
-    kept = ACTIVATION_FACTS[channel.activation.removesuffix("_tanh")].kept_tensors
+    kept = ACTIVATION_FACTS[channel.activation.replace("gelu_tanh", "gelu")].kept_tensors
     size, run = setup.element_bytes, setup.run
     if is_compiled:
         each = 3 * size if channel.is_gated else 2 * size if kept else size + 1

@@ -213,7 +213,7 @@ class MLP:
     @property
     def is_gated(self) -> bool:
         """True if there is a second input projection, whose output is activated and multiplied."""
-        return ACTIVATION_FACTS[self.activation.removesuffix("_tanh")].is_gated
+        return ACTIVATION_FACTS[self.activation.replace("gelu_tanh", "gelu")].is_gated
 
     @property
     def is_plain(self) -> bool:
@@ -268,5 +268,4 @@ def _activation(model: ModelSection) -> str:
 
 
 def _settings_of_activation(name: str) -> Settings:
-    plain = name.removesuffix("_tanh")
-    return {"activation": plain} | ({} if plain == name else {"openai-gelu": True})
+    return {"activation": "gelu", "openai-gelu": True} if name == "gelu_tanh" else {"activation": name}

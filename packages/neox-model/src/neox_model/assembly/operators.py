@@ -24,6 +24,7 @@ from neox_kernels import (
     apex_layer_norm,
     bias_dropout_add,
     bias_geglu,
+    bias_geglu_tanh,
     bias_gelu,
     bias_swiglu,
     choose,
@@ -177,7 +178,11 @@ def _of_channel(
     shape_SBF = (*tokens, max(1, channel.width // ranks))
     has_gelu = channel.activation in ("gelu", "gelu_tanh")
     gelu = chooser.fused("bias-gelu-fusion", has_gelu and fusions.bias_gelu, bias_gelu, shape_SBF)
-    gated: dict[str, Operator[..., Any]] = {"swiglu": bias_swiglu, "geglu": bias_geglu}
+    gated: dict[str, Operator[..., Any]] = {
+        "swiglu": bias_swiglu,
+        "geglu": bias_geglu,
+        "geglu_tanh": bias_geglu_tanh,
+    }
     if channel.activation not in gated:
         return {"bias_gelu": gelu}
     if not channel.is_plain:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from neox_config.facts.hugging_face import CLASSES
 from neox_config.spec.model import Attention, ModelSpec
 from neox_config.spec.values import flat, type_of, unflat
 from neox_model.convert.differences import attention_of, simplest
@@ -238,7 +239,6 @@ class Family:
 
     Args:
         name: `model_type`.
-        class_name: the class.
         layer: prefix of a layer, with "{}" for its index.
         in_layer: the modules of a layer.
         outside: the other modules.
@@ -255,7 +255,6 @@ class Family:
     """
 
     name: str
-    class_name: str
     layer: str
     in_layer: tuple[Row, ...]
     outside: tuple[Row, ...]
@@ -267,6 +266,11 @@ class Family:
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     base_prefix: str = ""
     ignored: tuple[str, ...] = ()
+
+    @property
+    def class_name(self) -> str:
+        """Return the name of the class."""
+        return CLASSES[self.name]
 
     def read(self, config: Mapping[str, Any]) -> ModelSpec:
         """Return the model of a configuration of this class."""

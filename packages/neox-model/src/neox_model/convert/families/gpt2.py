@@ -1,7 +1,6 @@
 """GPT-2, whose matrices are stored as input by output."""
 
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
-from neox_model.convert.classes import CLASSES
 from neox_model.convert.families.family import EPSILON, LAYERNORM, UNGATED, Family, Key, Row
 from neox_model.convert.forms import FUSED_QKV_TRANSPOSED, TRANSPOSED
 
@@ -10,7 +9,6 @@ __all__ = ["GPT2"]
 
 GPT2 = Family(
     name="gpt2",
-    class_name=CLASSES["gpt2"],
     layer="transformer.h.{}.",
     in_layer=(
         Row("norm1", ("ln_1",)),

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
-from neox_model.convert.classes import CLASSES
 from neox_model.convert.families.family import EPSILON, RMSNORM, ROTARY, Entry, Family, HeadDim, Key, Row
 from neox_model.convert.families.rotary import RotaryBase, RotaryScaling
 from neox_model.convert.families.windows import ChosenWindows, OneWindow
@@ -35,7 +34,7 @@ _OUTSIDE = (
     Row("final_norm", ("model.norm",)),
     Row("lm_head", ("lm_head",)),
 )
-_ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu"}
+_ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu_tanh"}
 _REQUIRED: Mapping[str, tuple[Any, ...]] = {
     "quantization_config": (),
     "partial_rotary_factor": (1.0,),
@@ -97,7 +96,6 @@ def like_llama(
     """
     return Family(
         name=name,
-        class_name=CLASSES[name],
         layer="model.layers.{}.",
         in_layer=in_layer,
         outside=_OUTSIDE,

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
-from neox_model.convert.classes import CLASSES
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.families.family import LAYERNORM, UNGATED, Family, Key, Row
 from neox_model.convert.forms import SEPARATE_QKV
@@ -33,7 +32,6 @@ class _OneWidth:
 _BIASES = ("layers.mixer.qkv_bias", "layers.mixer.output_bias", "layers.channel.bias")
 OPT = Family(
     name="opt",
-    class_name=CLASSES["opt"],
     layer="model.decoder.layers.{}.",
     in_layer=(
         Row("norm1", ("self_attn_layer_norm",)),
