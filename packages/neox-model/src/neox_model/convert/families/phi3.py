@@ -12,7 +12,7 @@ _ROTARY = (
     RotaryBase(),
     RotaryFraction("partial_rotary_factor", 1.0),
     # Older files call the scaling su or yarn.
-    RotaryScaling(words={"su": "longrope", "yarn": "longrope"}),
+    RotaryScaling(("longrope",), {"su": "longrope", "yarn": "longrope"}),
 )
 PHI3 = like_llama(
     "phi3",

@@ -92,9 +92,11 @@ class RotaryScaling:
     """The formula that scales frequencies, and its settings.
 
     Args:
+        types: formulas of the class; others are not written.
         words: older names of formulas -> today's.
     """
 
+    types: tuple[str, ...] = _TYPES
     words: Mapping[str, str] = field(default_factory=dict)
 
     def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,11 +107,16 @@ class RotaryScaling:
 
     def write(self, model: Mapping[str, Any], config: dict[str, Any]) -> None:
         """Add the settings, also under the name that earlier versions read."""
-        if settings := dict(first(model, _SCALING)):
-            block = config.setdefault("rope_parameters", {"rope_type": "default"})
-            block |= {"rope_type": settings.pop("type"), **settings}
-            block |= {name: list(value) for name, value in settings.items() if isinstance(value, tuple)}
-            config["rope_scaling"] = block
+        settings = _entries_of(first(model, _SCALING))
+        if settings["rope_type"] != "default" and settings["rope_type"] in self.types:
+            config["rope_scaling"] = config.setdefault("rope_parameters", {}) | settings
+            config["rope_parameters"] = config["rope_scaling"]
+
+
+def _entries_of(scaling: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
+    """Return the entries of a block, given our settings."""
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in scaling}
+    return {"rope_type": plain.pop("type", "default"), **plain}
 
 
 def _scaling(block: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
@@ -179,9 +186,8 @@ class RotaryByType:
         }
         of_layers = (window_sizes(model), in_layers(model, _BASE), in_layers(model, _SCALING))
         for window, base, scaling in zip(*of_layers, strict=True):
-            settings = dict(scaling)
-            kind = settings.pop("type", "default")
-            blocks[FULL if window is None else SLIDING] = {"rope_type": kind, "rope_theta": base, **settings}
+            kind = FULL if window is None else SLIDING
+            blocks[kind] = {"rope_theta": base, **_entries_of(scaling)}
         config["rope_parameters"] = blocks
         config["rope_theta"] = blocks[FULL]["rope_theta"]
         if self.older_sliding is not None:
