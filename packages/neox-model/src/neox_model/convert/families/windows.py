@@ -97,7 +97,8 @@ class RepeatedWindows:
     def write(self, model: Mapping[str, Any], config: dict[str, Any]) -> None:
         """Add the window and the type of each layer."""
         tokens = window_sizes(model)
-        config["sliding_window"] = next((each for each in tokens if each is not None), None)
+        # The classes require a number, even if no layer uses it.
+        config["sliding_window"] = next((each for each in tokens if each is not None), 4096)
         config["layer_types"] = [FULL if each is None else SLIDING for each in tokens]
 
 
