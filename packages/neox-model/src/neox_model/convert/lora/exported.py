@@ -85,8 +85,9 @@ class Exported:
             whole, parts = family.joined_parts(next(iter(matrix.weight.theirs)))
             if len(parts) > 1:
                 raise ConversionError(
-                    f"{family.class_name} stores {matrix.ours} and another matrix as {whole}, which peft adapts "
-                    "as one; merge the adapters (neox-checkpoint merge), or adapt others (lora-target-modules)"
+                    f"{family.class_name} stores {matrix.ours} with another matrix as {whole}, which peft "
+                    "adapts as one; merge the adapters (neox-checkpoint merge), or adapt others "
+                    "(lora-target-modules)"
                 )
         self.packing = Packing.of(adapters.section, adapters.manifest.config.get(PEFT))
 
