@@ -166,6 +166,10 @@ class NonParametricLayerNorm(Norm):
 
 
 def _rms_norm(inputs: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    if inputs.dtype != weight.dtype:
+        # Under autocast, outputs of matrices are in 16 bits and weights are not.
+        wide = functional.rms_norm(widen(inputs), weight.shape, widen(weight), epsilon)
+        return wide.to(inputs.dtype)
     return functional.rms_norm(inputs, weight.shape, weight, epsilon)
 
 
