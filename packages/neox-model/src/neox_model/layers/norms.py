@@ -141,7 +141,7 @@ class NonParametricLayerNorm(Norm):
     """Normalizes to zero mean and unit variance over the width.
 
     Args:
-        width: number of channels (there are no weights that depend on it).
+        width: number of channels (nothing depends on it).
         epsilon: added to the variance.
         operator: implementation, a function of (inputs, epsilon).
         options: ignored; other norms have weights, which need them.
