@@ -225,6 +225,13 @@ def test_rms_norm_rounds_once(dtype):
     torch.testing.assert_close(norm(x), (wide * scale * norm.weight).to(dtype), atol=0, rtol=0)
 
 
+def test_rms_norm_of_16_bits_with_a_float32_weight():
+    norm, x = started(NORMS["rmsnorm"](WIDTH, 1e-8)), hidden(dtype=torch.float16)
+    result = norm(x)
+    assert result.dtype == torch.float16
+    torch.testing.assert_close(result, norm(x.float()).half(), atol=0, rtol=0)
+
+
 def test_mlp_is_down_of_activation_of_up():
     mlp = started(MLP(WIDTH, 40, activation=ACTIVATIONS["gelu"], init=NORMAL, output_init=NORMAL))
     expected = functional.linear(

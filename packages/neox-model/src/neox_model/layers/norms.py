@@ -141,7 +141,7 @@ class NonParametricLayerNorm(Norm):
     """Normalizes to zero mean and unit variance over the width.
 
     Args:
-        width: number of channels (there are no weights that depend on it).
+        width: number of channels (nothing depends on it).
         epsilon: added to the variance.
         operator: implementation, a function of (inputs, epsilon).
         options: ignored; other norms have weights, which need them.
@@ -166,6 +166,10 @@ class NonParametricLayerNorm(Norm):
 
 
 def _rms_norm(inputs: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    if inputs.dtype != weight.dtype:
+        # Under autocast, outputs of matrices are in 16 bits and weights are not.
+        wide = functional.rms_norm(widen(inputs), weight.shape, widen(weight), epsilon)
+        return wide.to(inputs.dtype)
     return functional.rms_norm(inputs, weight.shape, weight, epsilon)
 
 
