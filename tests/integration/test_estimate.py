@@ -176,6 +176,29 @@ def test_stored_activations_equal_the_formula(norm, position, activation, dtype,
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"head_dim": 24, "pos_emb": "rotary", "num_kv_heads": 2},
+        {"attention_gate": "head", "head_dim": 24},
+        {"attention_gate": "element"},
+        # Layer scaling stores scores on every device.
+        {"attention_sinks": True, "apply_query_key_layer_scaling": True},
+        {"attention_sinks": True, "attention_softcap": 2.0, "apply_query_key_layer_scaling": True},
+    ],
+)
+def test_stored_activations_of_attention_equal_the_formula(settings, dtype):
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "seq_length": 128, "max_position_embeddings": 128}
+    model, setup = build(**sizes, **settings)
+    model.to(dtype)
+    weights = "fp32" if dtype == torch.float32 else "bf16"
+    setup = setup.changed(batch={"micro": 6}, precision={"weights": weights})
+    assert activation_bytes_per_layer(setup, setup.model.layers[1], device="cpu") == pytest.approx(
+        bytes_kept(model, 1), rel=0.015
+    )
+
+
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("recomputes", ["auto", False])
 def test_stored_activations_of_fused_operators_equal_the_formula(monkeypatch, kv_heads, recomputes):

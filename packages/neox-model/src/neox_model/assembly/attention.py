@@ -202,7 +202,7 @@ def _path(
         f"pos-emb: {type(position).__name__.lower()}": type(position) in BIASES,
         "reset-attention-mask": batch.resets_attention,
         "padding": batch.has_padding,
-        **_needs_of_scores(mixer),
+        **dict.fromkeys(mixer.changes_scores, True),
     }
     asked = " and ".join(name for name, is_needed in needs.items() if is_needed)
     if not asked:
@@ -217,11 +217,6 @@ def _path(
     )
 
 
-def _needs_of_scores(mixer: Attention) -> dict[str, bool]:
-    """Return what PyTorch's attention does not compute, and whether it is needed."""
-    return {"attention-softcap": mixer.softcap is not None, "attention-sinks": mixer.sinks}
-
-
 def _why_scores_are_made(mixer: Attention, fusions: Fusions, operators: Operators) -> str:
     asked = {
         "onnx-safe": fusions.is_for_export,
@@ -231,7 +226,7 @@ def _why_scores_are_made(mixer: Attention, fusions: Fusions, operators: Operator
     }
     names = " and ".join(name for name, is_asked in asked.items() if is_asked)
     if not names:
-        names = " and ".join(name for name, is_asked in _needs_of_scores(mixer).items() if is_asked)
+        names = " and ".join(mixer.changes_scores)
         return f"softmax of stored scores, for {names}; not FlexAttention, because {operators.flex_unusable}"
     return f"softmax of stored scores, for {names}; without it PyTorch's attention is used, which is faster"
 
