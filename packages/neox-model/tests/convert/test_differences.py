@@ -2,7 +2,7 @@
 
 import pytest
 
-from neox_model.convert.differences import differences, patterns
+from neox_model.convert.differences import differences, mixers
 from support.settings import resolved_from
 
 LOCAL = {"attention_config": [[["local"], "all"]], "sparsity_config": {"block": 1, "num_local_blocks": 8}}
@@ -22,7 +22,7 @@ def test_a_window_that_covers_every_sequence_is_none(before, hides, is_local):
         settings = LOCAL | {"sparsity_config": {"block": 1, "num_local_blocks": 2 * before}}
     expected = ["pattern (sliding-window-width, attention-config): window (there: none)"] if hides else []
     assert found(settings, {}) == expected
-    assert [each is not None for each in patterns(resolved_from(settings).model)] == [hides] * 3
+    assert [each.pattern is not None for each in mixers(resolved_from(settings).model)] == [hides] * 3
 
 
 def test_one_window_has_two_types_of_attention():

@@ -5,10 +5,10 @@ from itertools import cycle
 from typing import Any
 
 from neox_config.problems import in_words
-from neox_config.spec.model import Attention, Layer, Mixer, ModelSpec, Pattern
+from neox_config.spec.model import Attention, Layer, Mixer, ModelSpec
 from neox_config.spec.values import ABSENT, Each, changes, flat, parameters_of
 
-__all__ = ["Difference", "attention_of", "differences", "mixers", "patterns", "simplest"]
+__all__ = ["Difference", "attention_of", "differences", "mixers", "simplest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,6 @@ def simplest(spec: ModelSpec) -> ModelSpec:
 def mixers(spec: ModelSpec) -> list[Mixer]:
     """Return the mixer of each layer in its simplest form."""
     return [layer.mixer for layer in simplest(spec).layers]
-
-
-def patterns(spec: ModelSpec) -> list[Pattern | None]:
-    """Return the pattern of each layer; None if a token sees all earlier ones."""
-    return [getattr(mixer, "pattern", None) for mixer in mixers(spec)]
 
 
 def attention_of(layer: Layer) -> Attention:

@@ -17,7 +17,7 @@ from neox_config.spec.model import Mixer, ModelSpec, Window
 from neox_config.spec.run import RunSpec
 from neox_data.amount_progress import tracked
 from neox_model.convert.checkpoints import VOCABULARY, build_sequential
-from neox_model.convert.differences import mixers, patterns
+from neox_model.convert.differences import mixers
 from neox_model.convert.proof.comparison import Figures
 from neox_model.convert.proof.sides import Sides, dtype_of
 from neox_model.convert.reference import computed, one_layer_model
@@ -43,8 +43,8 @@ def lengths_of(model: ModelSpec) -> tuple[int, int]:
         The longest: that of the model, or what can be compared in minutes; and one at which all windows hide
         tokens, 0 without windows.
     """
-    windows = [each.before for each in patterns(model) if isinstance(each, Window)]
-    beyond = max((before + 9 for before in windows), default=0)
+    patterns = [getattr(mixer, "pattern", None) for mixer in mixers(model)]
+    beyond = max((each.before + 9 for each in patterns if isinstance(each, Window)), default=0)
     return min(model.max_positions, max(_LONGEST, beyond)), beyond
 
 
