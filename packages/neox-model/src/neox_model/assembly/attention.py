@@ -193,7 +193,7 @@ def _path(
 ) -> tuple[type[nn.Module], str]:
     """Return the attention core for a kind of attention, and the reason for the log."""
     if operators.softmax is not None:
-        return SoftmaxCore, _why_scores_are_made(mixer, fusions, operators)
+        return SoftmaxCore, _why_scores_are_made(mixer.changes_scores, fusions, operators.flex_unusable)
     position, is_hidden = mixer.position, mixer.pattern_within(batch.length) is not None
     is_global = attention_type(mixer.kind) == "global"
     needs = {
@@ -217,7 +217,7 @@ def _path(
     )
 
 
-def _why_scores_are_made(mixer: Attention, fusions: Fusions, operators: Operators) -> str:
+def _why_scores_are_made(lacks: tuple[str, ...], fusions: Fusions, why_not_flex: str | None) -> str:
     asked = {
         "onnx-safe": fusions.is_for_export,
         "apply-query-key-layer-scaling": fusions.scales_by_layer,
@@ -226,8 +226,8 @@ def _why_scores_are_made(mixer: Attention, fusions: Fusions, operators: Operator
     }
     names = " and ".join(name for name, is_asked in asked.items() if is_asked)
     if not names:
-        names = " and ".join(mixer.changes_scores)
-        return f"softmax of stored scores, for {names}; not FlexAttention, because {operators.flex_unusable}"
+        names = " and ".join(lacks)
+        return f"softmax of stored scores, for {names}; not FlexAttention, because {why_not_flex}"
     return f"softmax of stored scores, for {names}; without it PyTorch's attention is used, which is faster"
 
 
