@@ -6,7 +6,6 @@ from neox_config.derive.attention_layers import attention_names, of_kind, types_
 from neox_config.derive.objective import is_encoder
 from neox_config.derive.widths import head_width
 from neox_config.facts.attention import ATTENTION_FACTS
-from neox_config.names import answer
 from neox_config.pluralize import pluralize
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
@@ -28,7 +27,7 @@ def attention_kinds_override_what_layers_use(c: NeoXConfig) -> Iterator[Problem]
     used = attention_names(c)
     for name, kind in c.attention.attention_kinds.items():
         block = f"attention_kinds.{name}"
-        if name in ATTENTION_FACTS or answer("attention_config", "value", name) is not None:
+        if name in ATTENTION_FACTS:
             yield Problem(block, "has the name of an attention type", "use another name")
         elif name not in used:
             yield Problem(block, "is the kind of no layer of attention-config", "remove it, or use it there")
