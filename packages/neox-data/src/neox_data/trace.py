@@ -1,4 +1,4 @@
-"""Find the documents that a training reads, and when, from the order of the samples.
+"""Find the documents that a run reads, and when, from the order of the samples.
 
 The datasets are the same as in training, so a trace is exact for any number of ranks, after resuming, and
 inside blends.
@@ -61,7 +61,7 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One sample that a training reads.
+    """One sample that a run reads.
 
     Attributes:
         item: the item of the training part.
@@ -110,7 +110,7 @@ def readings_at(data: TrainingData, iteration: int, rank: int | None = None) -> 
     if rank is not None and not 0 <= rank < len(data.data_parallel_ranks):
         raise DataError(f"there is no rank {rank}; pass one from 0 to {len(data.data_parallel_ranks) - 1}")
     if not data.knows_ranks(iteration):
-        # A resumed training with another batch size.
+        # A resumed run with another batch size.
         first, size = data.batch_sizes.first_item(iteration), data.batch_sizes.at(iteration)
         if rank is not None:
             raise DataError(

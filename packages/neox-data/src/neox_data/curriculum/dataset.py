@@ -77,7 +77,7 @@ def load_or_build_clusters(
     Args:
         indices: the measures, by name.
         dataset: the dataset whose samples were analyzed.
-        iterations: iterations of the whole training.
+        iterations: iterations of the whole run.
         folder: folder of the file, created if missing.
 
     Raises:

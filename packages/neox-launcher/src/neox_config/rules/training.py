@@ -115,7 +115,7 @@ def exports_need_checkpoints(c: NeoXConfig) -> Iterator[Problem]:
         what = "reads a whole checkpoint, which no host has with checkpoint.use_node_local_storage"
         yield Problem("hf_export", what, "save to a folder that all hosts share")
     if c.adapters.lora_rank:
-        what = "exports whole models, but checkpoints of this training contain adapters alone"
+        what = "exports whole models, but checkpoints of this run contain adapters alone"
         remedy = "remove it; after the training, run neox-convert to-peft, or merge them and run to-hf"
         yield Problem("hf_export", what, remedy)
 

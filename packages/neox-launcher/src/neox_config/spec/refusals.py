@@ -43,7 +43,7 @@ OR_FINETUNE = (
     "set the checkpoint's values, or set load, save and log-dir to other folders to train this model from "
     "new weights, or, if all weights have the same shapes, set finetune: true to load only these"
 )
-"""What to do about a different model in a training."""
+"""What to do about a different model in a run."""
 
 # Values of a model that follow from its tokenizer.
 _OF_TOKENIZER = {"vocab_file", "tokenizer_type", "make_vocab_size_divisible_by"}
@@ -157,12 +157,12 @@ def other_schedule(schedule: Mapping[str, Any], curve: Curve) -> Refusal | None:
 
 
 def _nothing_left(iteration: int, last: int) -> Refusal:
-    """Return the refusal of a longer training's checkpoint, after which this one has nothing to train."""
+    """Return the refusal of a longer run's checkpoint, after which this one has nothing to train."""
     return Refusal(
         f"the checkpoint is at iteration {iteration:,} and train-iters is {last:,}, so that nothing is left "
         "to train",
         f"set train-iters above {iteration:,} and override-lr-scheduler: true in the file to continue, or "
-        "set load, save and log-dir to other folders for a new training",
+        "set load, save and log-dir to other folders for a new run",
     )
 
 

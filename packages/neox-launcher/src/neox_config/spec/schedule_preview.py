@@ -1,4 +1,4 @@
-"""The values of each iteration of a training: learning rate, momentum, batch size, lengths, difficulties."""
+"""The values of each iteration of a run: learning rate, momentum, batch size, lengths, difficulties."""
 
 from collections.abc import Callable, Mapping
 

@@ -358,7 +358,7 @@ class Agent:
         folder = self._orders.record_folder
         if folder is None:
             return
-        # A worker that was still loading has ended as requested. The record is that of the running training.
+        # A worker that was still loading has ended as requested. The record is that of the running run.
         kept = [
             failure
             for failure in failures

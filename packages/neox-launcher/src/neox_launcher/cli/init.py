@@ -253,7 +253,7 @@ def _devices(count: int | None, memory: int | None) -> Devices:
     if count is not None and count > present:
         raise LaunchError(
             f"--devices {count:,}, but this machine has {pluralize(present, 'GPU')}; reduce it, or give "
-            "--device-memory for a training on another machine"
+            "--device-memory for a run on another machine"
         )
     return Devices(count=count or present, memory=found, are_gpus=True)
 
@@ -333,7 +333,7 @@ def _report(
         f"estimated time with evaluations: {describe_duration(training, devices, measure=measure)}",
     ]
     if training.planned_seconds is None:
-        lines.append(f"for a shorter training, delete {path} and add --time, such as --time 20m")
+        lines.append(f"for a shorter run, delete {path} and add --time, such as --time 20m")
     elif training.iterations < FEWEST_ITERATIONS:
         lines.append(
             f"warning: a model learns nothing useful in {pluralize(training.iterations, 'iteration')}; "

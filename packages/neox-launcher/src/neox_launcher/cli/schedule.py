@@ -1,4 +1,4 @@
-"""The command `neox-config schedule`: the values that change in the course of a training."""
+"""The command `neox-config schedule`: the values that change in the course of a run."""
 
 from collections.abc import Callable, Sequence
 from math import inf

@@ -99,7 +99,7 @@ def open_display(mode: str) -> "LiveDisplay | None":
 
 
 def refuse_terminal(mode: str) -> str | None:
-    """Return why a training with this `terminal` is refused here; None if it is not."""
+    """Return why a run with this `terminal` is refused here; None if it is not."""
     reason = _cannot_draw(sys.stderr) if mode == "live" else None
     return None if reason is None else f"terminal is live, but {reason}; set terminal: auto"
 

@@ -1,4 +1,4 @@
-"""The live line of a training as a function of its state, the time and the width; draws nothing itself."""
+"""The live line of a run as a function of its state, the time and the width; draws nothing itself."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The configuration file of a training that `neox-launch init` has chosen."""
+"""The configuration file of a run that `neox-launch init` has chosen."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Estimate how long a training takes, before it starts."""
+"""Estimate how long a run takes, before it starts."""
 
 import math
 import re
@@ -36,7 +36,7 @@ print(max(speeds))
 _TIMEOUT_SECONDS = 60
 FEWEST_ITERATIONS = 50
 """With fewer, a model has hardly left its random weights: the warmup alone takes some of them."""
-# A training takes this many times as long as its matrix products would alone: models of 1 and 3 million
+# A run takes this many times as long as its matrix products would alone: models of 1 and 3 million
 # parameters on two cores, idle and shared with other programs. The smaller the model, the more other work.
 _LEAST_OTHER_WORK, _MOST_OTHER_WORK = 2.0, 5.0
 # Names of units, with their seconds and the number of them from which the next one is used.
@@ -60,7 +60,7 @@ def cpu_speed(rows: int, width: int) -> float | None:
 
 
 def describe_duration(training: Training, devices: Devices, *, measure: Measure = cpu_speed) -> str:
-    """Return how long a training takes, its evaluations included.
+    """Return how long a run takes, its evaluations included.
 
     Args:
         training: the training.

@@ -1,4 +1,4 @@
-"""Compute the number of iterations of a training whose length is given in passes over its data."""
+"""Compute the number of iterations of a run whose length is given in passes over its data."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""The speed by which the terminal and the log of a training say when it ends."""
+"""The speed by which the terminal and the log of a run say when it ends."""
 
 import math
 from collections.abc import Callable

@@ -36,7 +36,7 @@ def plain_state() -> Iterator[None]:
 
 
 class OwnState:
-    """The random generators and torch's defaults of a training, apart from those of its program."""
+    """The random generators and torch's defaults of a run, apart from those of its program."""
 
     def __init__(self) -> None:
         self._other = (rng_state.capture(), torch.float32, torch.device("cpu"), 0)

@@ -87,7 +87,7 @@ class Model:
     module: SequentialModel
     resolved: Resolved
     tokenizer: Tokenizer
-    source: str = "a training"
+    source: str = "a run"
 
     @property
     def config(self) -> NeoXConfig:
@@ -106,7 +106,7 @@ class Model:
     def settings(self) -> dict[str, Any]:
         """Return the parameters of the model, its tokenizer, stop tokens and class that are not the default.
 
-        Together with parameters of a training they are a configuration: `load_config(model.settings, {...})`.
+        Together with parameters of a run they are a configuration: `load_config(model.settings, {...})`.
         """
         found: dict[str, Any] = {}
         for name in _SECTIONS:
@@ -268,7 +268,7 @@ class Model:
             NeoXError: it is a model of another architecture or vocabulary.
         """
         held = dict(named_logical_parameters(self.module))
-        # A training that prunes has new scores.
+        # A run that prunes has new scores.
         wanted = {
             name: parameter
             for name, parameter in named_logical_parameters(module)

@@ -1,4 +1,4 @@
-"""A training in this process, in parts: steps, callbacks, saves."""
+"""A run in this process, in parts: steps, callbacks, saves."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -49,7 +49,7 @@ Schedule = Callable[[int], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What one iteration of a training did.
+    """What one iteration of a run did.
 
     Args:
         iteration: its number, from 1.
@@ -69,21 +69,21 @@ class Step:
 
 
 class Trainer:
-    """A training of a configuration in this process: the same as `neox-launch` with one device.
+    """A run of a configuration in this process: the same as `neox-launch` with one device.
 
     Use it as a context manager, or call `close`. Between the calls, the random generators, signal handlers,
     garbage collection and torch's defaults of the program are its own; `close` leaves no process group.
     Ctrl-C during `train` ends the training after the iteration, and saves it if `save` is configured.
 
     Args:
-        config: the configuration. Its `load` continues a training, as always.
+        config: the configuration. Its `load` continues a run, as always.
         callback: called after each iteration, with its results.
         curriculum: the function of a curriculum with `schedule_type: custom`: from an iteration (from 1) to
             the largest difficulty, such as the length of samples. It is called once for every iteration when
             the training starts. With several such curricula, a dictionary from the name of the metric
             (`curriculum_learning` for the older block) to its function.
         start_from: a model whose weights the training starts from, as they are: load it with
-            `precision="fp32"` to start from the float32 master weights of a checkpoint. A training in 16 bits
+            `precision="fp32"` to start from the float32 master weights of a checkpoint. A run in 16 bits
             starts from exactly these at ZeRO stage 0; DeepSpeed rounds them to 16 bits at other stages.
 
     Raises:

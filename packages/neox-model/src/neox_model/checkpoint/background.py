@@ -142,7 +142,7 @@ class BackgroundSaves:
         self._leave()
         self._snapshot.close()
         if self._deletion is not None:
-            # Later the folder may belong to another training, which deletes what is left.
+            # Later the folder may belong to another run, which deletes what is left.
             self._deletion.join(_DELETION_SECONDS)
 
     def _continue(self) -> None:

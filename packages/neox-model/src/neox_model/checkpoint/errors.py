@@ -12,7 +12,7 @@ class CheckpointError(NeoXError):
 
 
 class FolderInUseError(CheckpointError):
-    """Raised when another training holds the lock of a folder."""
+    """Raised when another run holds the lock of a folder."""
 
     is_refused_start = True
 

@@ -39,10 +39,10 @@ def upload(folder: Path, store: ObjectStore, *, owner: str | None = None) -> Non
     Args:
         folder: the checkpoint. If it is deleted or replaced meanwhile, the upload fails; it never mixes two.
         store: where to upload it.
-        owner: what `claim_store` returned for the store; None: other trainings are not looked for.
+        owner: what `claim_store` returned for the store; None: other runs are not looked for.
 
     Raises:
-        CheckpointError: the store cannot be written to, or another training uploads to it.
+        CheckpointError: the store cannot be written to, or another run uploads to it.
         OSError: the checkpoint cannot be read, or was deleted.
     """
 

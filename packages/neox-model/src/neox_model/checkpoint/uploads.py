@@ -29,7 +29,7 @@ class Uploads:
         directory: folder of the checkpoints; this process holds its lock.
         url: URL of a folder in an object store.
         chunk_bytes: bytes of each part of an upload.
-        owner: what `claim_store` returned for this folder and URL; None: other trainings are not looked for.
+        owner: what `claim_store` returned for this folder and URL; None: other runs are not looked for.
         patience: seconds for which an operation that fails is repeated.
     """
 

@@ -55,7 +55,7 @@ class Checkpoint(StoredWeights):
 
     Args:
         folder: its folder (SAVE/global_step100).
-        is_compressed: accept a training with `compression_training`, whose weights are not all that its model
+        is_compressed: accept a run with `compression_training`, whose weights are not all that its model
             computes with.
 
     Attributes:

@@ -134,7 +134,7 @@ def diff(one: Path, other: Path, every: bool, as_json: bool) -> None:
 def convert_layout(folder: Path, iteration: int | None, output: Path) -> None:
     """Write a checkpoint again with whole tensors in few files, whatever layout wrote it.
 
-    A training does not require it, because every layout loads every checkpoint. It makes one file per 4 GB of
+    A run does not require it, because every layout loads every checkpoint. It makes one file per 4 GB of
     the files of all ranks, for a copy or an upload. All values stay the same to the last bit, also those of
     the optimizer and the random generators: `diff` finds no difference.
     """

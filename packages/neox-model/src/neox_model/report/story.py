@@ -25,7 +25,7 @@ __all__ = [
 _NAMED = 5
 _OF_EVERY_EVENT = ("time", "attempt", "iteration", "event")
 RUNNING_SECONDS = 600
-"""A record without an end whose last line is younger is taken for that of a running training."""
+"""A record without an end whose last line is younger is taken for that of a running run."""
 Row = tuple[str, str, str, str, str]
 """Time, iteration, kind, what in words, details."""
 

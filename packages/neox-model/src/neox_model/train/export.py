@@ -1,4 +1,4 @@
-"""Export the last checkpoint of a training to transformers (`hf_export`)."""
+"""Export the last checkpoint of a run to transformers (`hf_export`)."""
 
 import logging
 import os
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_export(resolved: Resolved, tokenizer: Tokenizer) -> None:
-    """Check at the start of a training that its model can be exported at the end.
+    """Check at the start of a run that its model can be exported at the end.
 
     Raises:
         NeoXError: the folder exists, transformers is not installed or has no such model or tokenizer, or its

@@ -1,4 +1,4 @@
-"""The state of a training that changes and is saved in checkpoints, and the report of an iteration."""
+"""The state of a run that changes and is saved in checkpoints, and the report of an iteration."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

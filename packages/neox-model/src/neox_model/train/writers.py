@@ -55,7 +55,7 @@ def open_writers(
 ) -> list[MetricWriter]:
     """Open the configured writers; a failure later does not end the training.
 
-    A training that resumes in its own folder of checkpoints continues its runs of Weights & Biases and Comet.
+    A run that resumes in its own folder of checkpoints continues its runs of Weights & Biases and Comet.
 
     Args:
         section: the writers that count iterations.
@@ -88,10 +88,10 @@ def open_writers(
 
 
 class RunKeys:
-    """The keys of a training's runs of Weights & Biases and Comet, so that a resumed training continues them.
+    """The keys of a run's runs of Weights & Biases and Comet, so that a resumed run continues them.
 
-    The file is in the folder of the checkpoints: a training that continues the checkpoints of another folder
-    starts new runs, because the other training may still write to its own.
+    The file is in the folder of the checkpoints: a run that continues the checkpoints of another folder
+    starts new runs, because the other run may still write to its own.
 
     Args:
         folder: folder of the checkpoints; None: keys are not stored.

@@ -1,4 +1,4 @@
-"""When the replicas of a training take steps alone."""
+"""When the replicas of a run take steps alone."""
 
 from neox_config.extras.one_bit.intervals import Intervals
 from neox_config.facts.optimizers import OPTIMIZER_FACTS

@@ -79,7 +79,7 @@ class CheckpointSection(Section, resume="free"):
         none_means="none",
         used_when="save is set",
         doc="Iterations after which to save in addition, in any order. 0 saves the state before the first "
-        "iteration, except in a training that resumes from that checkpoint in the same folder. "
+        "iteration, except in a run that resumes from that checkpoint in the same folder. "
         "keep-last-n-checkpoints counts and deletes these too.",
     )
     save_interval_minutes: float | None = param(
@@ -97,7 +97,7 @@ class CheckpointSection(Section, resume="free"):
         doc="Write scheduled checkpoints while the training continues: each rank copies its part to host "
         "memory, from which another process writes it at the lowest priority. The training waits only for "
         "the copy, and for the previous save. Requires Linux, and host memory for one copy of the weights "
-        "and optimizer states. The save at the end of a training or after a request to stop is synchronous. "
+        "and optimizer states. The save at the end of a run or after a request to stop is synchronous. "
         "A writer without progress for hang-timeout has failed.",
     )
     keep_last_n_checkpoints: int | None = param(
@@ -112,7 +112,7 @@ class CheckpointSection(Section, resume="free"):
         origin="ours",
         none_means="no export",
         used_when="save is set",
-        doc="Folder to create at the end of a training that reached train-iters: its last checkpoint as a "
+        doc="Folder to create at the end of a run that reached train-iters: its last checkpoint as a "
         "model of Hugging Face's transformers, as by neox-convert to-hf. A model or a tokenizer that "
         "transformers does not have is refused at the start. --hf-export-at-end of neox-launch.",
     )

@@ -26,7 +26,7 @@ class TrainingSection(Section, resume="training"):
         le=1_000_000,
         none_means="not used: train_iters is given",
         doc="Number of passes over the training data, instead of train-iters: as many iterations as possible "
-        "without reading a token more often. If more passes are set when a training resumes, sample-order "
+        "without reading a token more often. If more passes are set when a run resumes, sample-order "
         "gpt_neox shuffles all passes anew, and its remaining samples contain some tokens more often and "
         "others less often than that; with lazy, whose passes are shuffled one by one, the training "
         "continues as if it had been started with them. With T tokens of training documents, E passes have "
@@ -34,7 +34,7 @@ class TrainingSection(Section, resume="training"):
         "train-iters is that divided by the global batch size, rounded down. It is computed when a command "
         "needs it, from the index of the data; all that follows from train-iters, such as the learning rate "
         "schedule, follows. Requires one dataset (data-path, or one train-data-paths), and a constant batch "
-        "size when a training resumes.",
+        "size when a run resumes.",
     )
     train_batch_size: int | None = param(
         None,
@@ -63,7 +63,7 @@ class TrainingSection(Section, resume="training"):
     loss_normalization: Literal["micro_batch", "global"] = param(
         "micro_batch",
         origin="ours",
-        doc="How the loss of a training is averaged. micro_batch: mean over the unmasked tokens of each "
+        doc="How the loss of a run is averaged. micro_batch: mean over the unmasked tokens of each "
         "micro-batch, then mean over micro-batches, of which one without such tokens counts as 0; global: "
         "mean over all unmasked tokens of the global batch. Evaluations always report the mean over all "
         "unmasked tokens.",
@@ -80,7 +80,7 @@ class TrainingSection(Section, resume="training"):
         origin="ours",
         resume="free",
         doc="Use only algorithms that give the same result in every run, so that on GPUs, too, the same "
-        "training gives the same model and a resumed training equals an uninterrupted one to the last bit. "
+        "run gives the same model and a resumed run equals an uninterrupted one to the last bit. "
         "Attention becomes slower; an operator without such an algorithm ends the training with an error. "
         "On CPUs training is always deterministic.",
     )
@@ -173,7 +173,7 @@ class TrainingSection(Section, resume="training"):
         gt=0,
         none_means="no time was planned",
         doc="Time that train-iters was chosen for, as neox-launch init --time writes it. It ends nothing: if "
-        "a training from new weights leaves more than a fifth of it, the launcher prints the command that "
+        "a run from new weights leaves more than a fifth of it, the launcher prints the command that "
         "trains for the rest.",
     )
     exit_interval: int | None = param(

@@ -1,4 +1,4 @@
-"""Make the compression of a training real: a checkpoint of a plain model that computes the same.
+"""Make the compression of a run real: a checkpoint of a plain model that computes the same.
 
 Its weights are those with which the training computes in the checkpoint's iteration: quantized values, and
 zeros where weights and heads are pruned. Rows of the MLP are removed if every layer prunes as many, and
@@ -55,7 +55,7 @@ _TOKENS = (2, 64)
 
 
 def compress(folder: Path, output: Path, *, exact_inputs: bool = False) -> dict[str, Any]:
-    """Write the model of a compressed training as a checkpoint of a plain one, and compare their logits.
+    """Write the model of a compressed run as a checkpoint of a plain one, and compare their logits.
 
     Args:
         folder: the checkpoint of the training.
@@ -113,7 +113,7 @@ def write_plain(source: "Compression", folder: Path) -> tuple[Path, dict[str, An
 
 
 class Compression:
-    """A checkpoint of a compressed training, with its model, which computes as in the training.
+    """A checkpoint of a compressed run, with its model, which computes as in the training.
 
     Attributes:
         model: the whole model.

@@ -65,7 +65,7 @@ def write_packed(
     vocab_file: Path | None = None,
     merge_file: Path | None = None,
 ) -> dict[str, Any]:
-    """Write the model of a compressed training for transformers, with packed weights, and prove it.
+    """Write the model of a compressed run for transformers, with packed weights, and prove it.
 
     Args:
         folder: the checkpoint of the training.

@@ -2,7 +2,7 @@
 
 There is one line per `write` and one per event (docs/logging.md):
 `{"time": 1763874000.25, "attempt": 1, "iteration": 100, "loss/train": 2.31, ...}`. A number that is not
-finite is null, and `"nonfinite": {"loss/train": "nan"}` names it. Lines are only appended: a training that
+finite is null, and `"nonfinite": {"loss/train": "nan"}` names it. Lines are only appended: a run that
 continues begins with the event `attempt`, after whose iteration it repeats those of earlier attempts. Metrics
 already recorded for that iteration are skipped.
 """

@@ -9,7 +9,7 @@ __all__ = ["TensorBoardWriter"]
 
 
 class TensorBoardWriter:
-    """Writes scalars; a resumed training hides the events after its iteration.
+    """Writes scalars; a resumed run hides the events after its iteration.
 
     Args:
         folder: folder of the event files.

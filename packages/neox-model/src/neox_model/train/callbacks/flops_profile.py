@@ -87,7 +87,7 @@ class FlopsCallback(Callback):
     def _report(self, profile: FlopProfile, iteration: int, tokens: int) -> None:
         """Log or write all ranks' totals and one rank's modules of each stage. Collective over all ranks.
 
-        A failure to write is logged, because a full disk must not end a long training.
+        A failure to write is logged, because a full disk must not end a long run.
         """
         groups, section = self._groups, self._section
         is_first_of_stage = groups.data.rank == 0 and groups.model.rank == 0

@@ -142,7 +142,7 @@ class StopCallback(Callback):
             pass  # The rank that has received it sends it with the next call.
         state.request_stop(f"{name_of(self._agreed)} received", is_hurried=True)
         logger.info(
-            "stopping in the evaluation after iteration %d: %s; a resumed training begins with it",
+            "stopping in the evaluation after iteration %d: %s; a resumed run begins with it",
             state.iteration,
             state.stop_reason,
         )

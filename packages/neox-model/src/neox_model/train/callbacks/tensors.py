@@ -217,7 +217,7 @@ class GradientNoise(Measurement):
     """Estimates the gradient noise scale once per `count` updates.
 
     The smaller batch is that of one update; the larger one that of `count` updates, whose gradients are
-    summed. Updates whose gradients are not finite are left out. The averages start anew when a training is
+    summed. Updates whose gradients are not finite are left out. The averages start anew when a run is
     resumed.
 
     Args:

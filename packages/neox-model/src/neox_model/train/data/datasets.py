@@ -57,7 +57,7 @@ PARTS = ("train", "valid", "test")
 
 
 def num_samples(training: TrainingSection, batch: int, position: Position = START) -> dict[str, int]:
-    """Return the number of samples that the whole training reads from each part, before and after `position`.
+    """Return the number of samples that the whole run reads from each part, before and after `position`.
 
     Source: GPT-NeoX, so that datasets are shuffled the same.
 
@@ -144,7 +144,7 @@ def drawn_by_difficulty(
     """Return the training samples in the order of the configured curriculum; unchanged without one.
 
     The difficulty increases at given iterations, so the samples drawn depend on the batch sizes of all
-    earlier iterations. A checkpoint records these, so that a training resumes at the next sample with any
+    earlier iterations. A checkpoint records these, so that a run resumes at the next sample with any
     batch size. A checkpoint of an earlier version records one batch size; if this does not match its number
     of samples, the samples drawn are unknown.
 
