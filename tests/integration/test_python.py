@@ -1,4 +1,4 @@
-"""The interface for programs: docs/python.md runs, and a training in parts is that of neox-launch."""
+"""The interface for programs: docs/python.md runs, and a run in parts is that of neox-launch."""
 
 import gc
 import json
@@ -110,7 +110,7 @@ def test_importing_the_package_loads_nothing_heavy():
     assert [name for name in neox_model.__all__ if getattr(neox_model, name).__name__ != name] == []
 
 
-# The same training
+# The same run
 
 
 @pytest.mark.slow
@@ -220,7 +220,7 @@ def test_a_callback_that_fails_ends_the_training_and_its_error_is_raised(data):
         assert signal.getsignal(signal.SIGINT) is handler
         assert gc.isenabled()
         for action in (trainer.train, trainer.save, trainer.model):
-            with pytest.raises(neox_model.NeoXError, match="the training has failed"):
+            with pytest.raises(neox_model.NeoXError, match="the run has failed"):
                 action()
     assert not torch.distributed.is_initialized()
 
@@ -284,7 +284,7 @@ def test_what_is_not_saved_is_named(data, caplog):
 
 
 def ends(folder: Path) -> list[tuple[str, str | None]]:
-    """Reasons and messages of the ends in the record of a training."""
+    """Reasons and messages of the ends in the record of a run."""
     records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return [(one["reason"], one.get("message")) for one in records if one.get("event") == "end"]
 
@@ -366,7 +366,7 @@ def test_a_model_of_transformers_has_its_logits(tmp_path, family):
     with torch.no_grad():
         expected = theirs(torch.tensor([tokens])).logits[0, :, : model.tokenizer.vocab_size]
     assert torch.allclose(model.logits(tokens), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
-    with pytest.raises(neox_model.NeoXError, match="in the model of start_from but not of the training"):
+    with pytest.raises(neox_model.NeoXError, match="in the model of start_from but not of the run"):
         model.copy_to(torch.nn.Module())
 
 
@@ -710,7 +710,7 @@ def test_a_model_describes_itself_and_refuses_what_is_no_text(tmp_path, data):
     size = f"{model.config.model.num_layers} layers, hidden size {model.config.model.hidden_size}"
     described = f"{size}, {count:,} parameters in float32 on {model.device}>"
     assert repr(model) == f"<Model of {tmp_path / 'saved' / 'global_step0'}: {described}"
-    assert copied == f"<Model of a training: {described}"
+    assert copied == f"<Model of a run: {described}"
     for prompts in ([1, 2], [[1, 2]], ["a", None], b"ab", [{"role": "user", "content": "a"}]):
         with pytest.raises(neox_model.NeoXError, match="a prompt is a text; for token ids, pass "):
             model.generate(prompts)

@@ -97,7 +97,7 @@ def readings_at(data: TrainingData, iteration: int, rank: int | None = None) -> 
     """Yield the samples of an iteration in the order in which they are read, rank by rank.
 
     Args:
-        data: the data of the training.
+        data: the data of the run.
         iteration: iteration, from 0.
         rank: rank of a process; None: all ranks.
 
@@ -137,7 +137,7 @@ def readings_at(data: TrainingData, iteration: int, rank: int | None = None) -> 
 
 
 def items_with(data: TrainingData, part: str, indexed: IndexedDataset, document: int) -> list[int]:
-    """Return the items of a part, of those that the training reads, with tokens of a document; increasing."""
+    """Return the items of a part, of those that the run reads, with tokens of a document; increasing."""
     items = _items_with(data.datasets[part], str(indexed.prefix), document)
     return sorted(item for item in items if item < data.num_samples[part])
 

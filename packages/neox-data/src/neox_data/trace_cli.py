@@ -40,7 +40,7 @@ def config_options(*others: Callable[[Any], Any]) -> Callable[[Callable[..., Non
             "paths",
             multiple=True,
             type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            help="Configuration file of the training. May be repeated; the files are merged.",
+            help="Configuration file of the run. May be repeated; the files are merged.",
         ),
         option(
             "--set",
@@ -112,7 +112,7 @@ def trace(
     Iteration N of a log is iteration N - 1 here.
 
     Nothing is trained: the result follows from the order of the samples, for any number of --devices. If the
-    training was resumed with another batch size, or left out batches after loss spikes (on-spike: rollback),
+    run was resumed with another batch size, or left out batches after loss spikes (on-spike: rollback),
     pass a --checkpoint, which records both.
     Otherwise the configuration's batch size is assumed for every iteration.
     """
@@ -137,7 +137,7 @@ def trace(
     if text is not None and not report.num_found:
         click.echo(
             "Error: no document contains this text; check its spelling, spaces and line breaks, and that "
-            "these are the datasets of the training",
+            "these are the datasets of the run",
             err=True,
         )
         click.get_current_context().exit(1)

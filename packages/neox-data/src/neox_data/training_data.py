@@ -82,7 +82,7 @@ class TrainingData:
         return self.batch_sizes.at(iteration) == items
 
     def place_of(self, item: int) -> BatchPlace:
-        """Return the place of an item of the training part, if the training is long enough."""
+        """Return the place of an item of the training part, if the run is long enough."""
         iteration = self.batch_sizes.iteration_of(item)
         within = item - self.batch_sizes.first_item(iteration)
         if not self.knows_ranks(iteration):

@@ -390,7 +390,7 @@ def test_the_result_of_an_earlier_run_within_the_folder_is_not_read_as_texts(tmp
     texts.mkdir()
     (texts / "book.txt").write_text(SENTENCE * 10)
     assert prepare("--input", texts, "--output", texts / "run").exit_code == 0
-    # What a training writes there.
+    # What a run writes there.
     (texts / "run" / "metrics.jsonl").write_text('{"text": "a metric"}\n')
     (texts / "run" / "checkpoints").mkdir()
     (texts / "run" / "checkpoints" / "notes.txt").write_text("a checkpoint")

@@ -33,7 +33,7 @@ def files(minimal, tmp_path, monkeypatch):
 
 SETTINGS = "data-path: data\nvocab-file: tokenizer.json\ntokenizer-type: HFTokenizer\n"
 HERE = "check the path (relative to the working directory)"
-SAVED = "set it to the folder in which a training saved checkpoints"
+SAVED = "set it to the folder in which a run saved checkpoints"
 
 
 @pytest.mark.parametrize("program", ["generate", "serve", "evaluate"])
@@ -47,7 +47,7 @@ def test_before_the_first_training_the_remedy_is_to_train(load, files, program):
         "train first: start neox-launch with the same configuration",
     )
     for text in ("load: runs\nsave: other\n", "load: runs\nsave: runs\nfinetune: true\n"):
-        # The training saves to another folder, or starts from a checkpoint itself.
+        # The run saves to another folder, or starts from a checkpoint itself.
         assert found(text) == ("contains no checkpoint", SAVED)
 
 
@@ -503,7 +503,7 @@ def test_programs_of_retrieval_require_towers(load, files, program):
     assert check_files(load(ICT + "load: runs\n"), program=program) == []
     (problem,) = check_files(load(ICT + "load: runs\ntitles-data-path: names\n"), program=program)
     assert (problem.name, problem.what) == ("titles_data_path", "names.idx does not exist")
-    # No document for the training: nothing is trained.
+    # No document for the run: nothing is trained.
     assert check_files(load(ICT + "load: runs\nsplit: '0,0,1'\n"), program=program) == []
     causal = load(SETTINGS + "load: runs\n")
     problems = {problem.name: problem.what for problem in check_files(causal, program=program)}
@@ -526,7 +526,7 @@ def test_an_index_is_written_to_a_new_folder_and_read_from_an_old_one(load, file
 
 @pytest.fixture
 def trained(load, files):
-    """Write the checkpoint `old/global_step5` of the training of SETTINGS, with two devices."""
+    """Write the checkpoint `old/global_step5` of the run of SETTINGS, with two devices."""
     resolved = resolve(load(SETTINGS), devices=2)
     curve = learning_rate_curve(resolved.config, decay_iterations=resolved.update.decay_iterations)
     contents = {

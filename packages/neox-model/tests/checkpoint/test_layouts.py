@@ -107,7 +107,7 @@ class Setup:
 
 
 class Memory:
-    """A schedule and a training state that are only their dictionaries."""
+    """A schedule and a run state that are only their dictionaries."""
 
     def __init__(self, **state: int) -> None:
         self.state, self.curve = state, CURVE

@@ -63,7 +63,7 @@ def run_on(storage: Storage, groups: Any, *, updates: int = 0) -> Run:
 
 
 def loaded(storage: Storage, groups: Any) -> list[Any]:
-    """Load as a training does; return the iteration, weights and states."""
+    """Load as a run does; return the iteration, weights and states."""
     torch.manual_seed(9)
     agree_on_checkpoint(SAVE, storage, groups.control)
     run = Run(layers=8, groups=groups, storage=storage)

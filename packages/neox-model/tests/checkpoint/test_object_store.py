@@ -475,7 +475,7 @@ def test_an_upload_ends_with_the_process_that_started_it(tmp_path):
     process = uploads._running
     assert process is not None
     assert process.stdin is not None
-    process.stdin.close()  # As the kernel does when the training is killed.
+    process.stdin.close()  # As the kernel does when the run is killed.
     assert process.wait(timeout=60) == 1
     uploads.close()
     assert folders.marks_of_uploads(tmp_path / "save") == []

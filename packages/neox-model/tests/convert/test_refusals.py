@@ -383,7 +383,7 @@ def test_a_tokenizer_that_transformers_replaces_by_the_type_of_the_model_is_used
     with pytest.raises(ConversionError, match="train with a tokenizer that transformers reads alike"):
         to_hf(output / "global_step0", tmp_path / "exported")
     assert not (tmp_path / "exported").exists()
-    # A training that is to be exported is refused at its start, for the same reason.
+    # A run that is to be exported is refused at its start, for the same reason.
     with pytest.raises(NeoXError, match=r"hf-export: the tokenizers encode .*; or remove hf-export"):
         check_export(*_trained(output, tmp_path / "exported"))
 
@@ -396,7 +396,7 @@ def test_a_training_of_an_imported_model_may_be_exported(tmp_path):
 
 
 def _trained(imported, exported):
-    """Return the configuration of a training that is to be exported, and its tokenizer."""
+    """Return the configuration of a run that is to be exported, and its tokenizer."""
     changes = ["data-path=corpus", f"save={imported / 'runs'}", f"hf-export={exported}"]
     config = load_config([imported / "model.yml"], overrides=changes)
     return resolve(config, devices=1), load_tokenizer(config.tokenizer)

@@ -156,7 +156,7 @@ def test_resumed_training_continues_its_run_of_a_service(tmp_path, monkeypatch, 
     # Comet keeps the last value of a step; wandb refuses steps that it already has.
     expected = [1, 2, 3, 4, 5] if setting != "comet" else [1, 2, 3, 3, 4, 5]
     assert services.runs == {name: [step * sizes for step in expected]}
-    # A training that branches off from the checkpoints of another, and one from the start, are new runs.
+    # A run that branches off from the checkpoints of another, and one from the start, are new runs.
     branch = settings | {"save": str(tmp_path / "branch")}
     write_losses(branch, range(3, 5), position=Position(iteration=2, samples=8))
     write_losses(settings, range(1, 2))
@@ -253,7 +253,7 @@ def test_a_service_without_a_key_is_refused_before_the_model_is_built(monkeypatc
     check_services_of(settings)
     assert sys.modules["wandb"].setup().settings.base_url == "https://own"
     monkeypatch.setattr(
-        "neox_model.train.open_run.prepare_engine", lambda resolved: pytest.fail("the training started")
+        "neox_model.train.open_run.prepare_engine", lambda resolved: pytest.fail("the run started")
     )
     packages_with_keys(monkeypatch, {})
     with pytest.raises(ModelError, match=message):

@@ -141,7 +141,7 @@ class CurriculumDataset(Mixture):
     ) -> None:
         if num_samples > num_epochs * len(clusters.samples):
             raise DataError(
-                f"the training requires {pluralize(num_samples, 'sample')}, but the curriculum has "
+                f"the run requires {pluralize(num_samples, 'sample')}, but the curriculum has "
                 f"{len(clusters.samples):,}, too few for {pluralize(num_epochs, 'pass', 'passes')}; increase "
                 "data_sampling.num_epochs or use more data"
             )

@@ -69,7 +69,7 @@ def refusals_of(
     Args:
         contents: those of the manifest: config, layout and schedule. Damaged ones are not compared.
         resolved: configuration of the run.
-        trains: the run continues the training, and does not only use the model.
+        trains: the run continues the one of the checkpoint, and does not only use the model.
         iteration: iteration of the checkpoint; None if it is not known.
     """
     config = resolved.config
@@ -104,7 +104,7 @@ def other_model(changes: Changes, *, remedy: str) -> Refusal | None:
     if "vocab_file" in labels and labels <= _OF_TOKENIZER:
         return Refusal(
             f"the model was trained with another tokenizer: {_listed(changes.model)}",
-            "set vocab-file to the tokenizer of that training, or set load to another folder",
+            "set vocab-file to the tokenizer of that run, or set load to another folder",
             "other-tokenizer",
         )
     what = f"the checkpoint contains a different model: {_listed(changes.model)}"

@@ -48,7 +48,7 @@ def tune(
 
     Args:
         request: request of the command line.
-        plan: plan of the training.
+        plan: plan of the run.
         dry_run: text or json only list the experiments; None runs them.
         run: runs one plan.
 

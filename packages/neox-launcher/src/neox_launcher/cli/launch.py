@@ -475,7 +475,7 @@ def _print_start(plan: LaunchPlan) -> None:
 
 
 def _train(request: Request, plan: LaunchPlan) -> Outcome:
-    """Run a run, on a terminal with a live line, and print its result and the commands that continue."""
+    """Train, on a terminal with a live line, and print its result and the commands that continue."""
     live = open_display(plan.resolved.config.launch.terminal)
     # With rich, which other programs do not import.
     from neox_launcher.controller.screens import Result, render_end, render_start

@@ -1,4 +1,4 @@
-"""What a launch shows of its training besides the output: its result at the end, or a live line as well."""
+"""What a launch shows of its run besides the output: its result at the end, or a live line as well."""
 
 import os
 import sys

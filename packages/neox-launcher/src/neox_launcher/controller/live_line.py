@@ -39,7 +39,7 @@ class LiveState:
         since: when the phase began.
         request: a request that the workers have not answered completely, such as `stopping`.
         iteration: last completed iteration; None before the first report.
-        last_iteration: last iteration of the training.
+        last_iteration: last iteration of the run.
         metrics: latest metrics of rank 0; those that are not shown are ignored.
         seconds_per_iteration: measured; None if it is not known yet.
         reported: when rank 0 reported last.

@@ -150,7 +150,7 @@ def _time(result: Estimate, iterations: int) -> str:
 
 
 def _origin(plan: LaunchPlan) -> tuple[str, int]:
-    """Return in words what the training starts from, and its first iteration as far as it is known here."""
+    """Return in words what the run starts from, and its first iteration as far as it is known here."""
     section = plan.resolved.config.checkpoint
     if section.load is None:
         return "new weights", 0
@@ -199,7 +199,7 @@ def _logs(config: NeoXConfig) -> str:
     places = [f"{section.log_dir} (metrics.jsonl)"] if section.log_dir else []
     places += [f"{section.tensorboard_dir} (TensorBoard)"] if section.tensorboard_dir else []
     places += [f"W&B project {section.wandb_project}"] if section.use_wandb else []
-    # A record that is only missed after the training cannot be made any more.
+    # A record that is only missed after the run cannot be made any more.
     places += [] if section.log_dir else [f"nothing for neox-report ({_NO_LOGS})"]
     return ", ".join(places)
 
@@ -234,7 +234,7 @@ def _has_saved(plan: LaunchPlan, result: Result) -> bool:
     try:
         return bool(written_checkpoints(folder) - result.saved_before)
     except OSError:
-        return False  # The file server may have ended the training.
+        return False  # The file server may have ended the run.
 
 
 def _next_rows(

@@ -63,7 +63,7 @@ def describe_duration(training: Training, devices: Devices, *, measure: Measure 
     """Return how long a run takes, its evaluations included.
 
     Args:
-        training: the training.
+        training: the run.
         devices: what it runs on.
         measure: measures the CPU, for tests.
     """
@@ -87,10 +87,10 @@ def describe_duration(training: Training, devices: Devices, *, measure: Measure 
 
 
 def within(training: Training, seconds: float, *, measure: Measure = cpu_speed) -> Training:
-    """Return the training with the iterations that fit into a time by its estimate, but no more than it has.
+    """Return the run with the iterations that fit into a time by its estimate, but no more than it has.
 
     Args:
-        training: the training.
+        training: the run.
         seconds: the time.
         measure: measures the CPU.
 

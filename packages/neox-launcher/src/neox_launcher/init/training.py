@@ -90,7 +90,7 @@ class Training:
         seconds_per_iteration: estimated time of an iteration; None on CPUs, whose speed is not known.
         limit: what limits its length.
         validation_batches: batches in the validation texts, begun ones included; each is as large as one of
-            the training.
+            the run.
         planned_seconds: time that limits the iterations; None: something else does.
     """
 
@@ -147,7 +147,7 @@ def choose_training(
     *,
     shorten: Callable[[Training], Training] | None = None,
 ) -> Training:
-    """Return the training of the largest model that the texts and the devices are sufficient for.
+    """Return the run of the largest model that the texts and the devices are sufficient for.
 
     Args:
         candidates: the models, from small to large; a single one is chosen whatever the texts are.
@@ -185,7 +185,7 @@ def _is_sufficient(training: Training, prepared: Prepared) -> bool:
 
 
 def _training(candidate: Candidate, prepared: Prepared, devices: Devices) -> Training | None:
-    """Return the training of a model, or None if it does not fit into the memory."""
+    """Return the run of a model, or None if it does not fit into the memory."""
     seq_length = _length(candidate, prepared, devices)
     resolved = _resolved(candidate, seq_length, devices)
     like = setup_of(resolved, vocab_size=prepared.entries)

@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 _NAME = "train_epochs"
-# Programs that read no data of the training.
+# Programs that read no data of the run.
 _WITHOUT_DATA = ("generate", "serve", "index-blocks", "find-blocks", "doctor")
 
 

@@ -50,7 +50,7 @@ def notes_on_data(config: NeoXConfig) -> list[Problem]:
 
 
 def notes_on_save(config: NeoXConfig) -> list[Problem]:
-    """Return a note if `save` has checkpoints that the training does not continue, and would replace."""
+    """Return a note if `save` has checkpoints that the run does not continue, and would replace."""
     section = config.checkpoint
     if section.save is None or config.checkpoint.checkpoint.use_node_local_storage:
         return []

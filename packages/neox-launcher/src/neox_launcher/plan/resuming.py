@@ -23,7 +23,7 @@ def latest_in(folder: Path) -> str | None:
     try:
         name = (folder / LATEST).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
-        return None  # The training itself refuses a file that cannot be read.
+        return None  # The run itself refuses a file that cannot be read.
     return name or None
 
 

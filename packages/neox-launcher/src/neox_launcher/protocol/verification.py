@@ -63,8 +63,8 @@ class Comparison:
 
     Args:
         expected: the uninterrupted run, or the one that wrote the existing checkpoints.
-        interrupted: the training up to the interruption; empty with existing checkpoints.
-        resumed: the training after the interruption.
+        interrupted: the run up to the interruption; empty with existing checkpoints.
+        resumed: the run after the interruption.
         start: iteration at which the first two start.
         middle: iteration of the interruption.
         end: last iteration.

@@ -141,7 +141,7 @@ def phase_between_kept(
 
 
 def side_of(folder: Path, span: Span, *, last: int, has_middle: bool) -> Side:
-    """Return the files of the training of a phase."""
+    """Return the files of the run of a phase."""
     return Side(
         record=str(folder / "record"),
         middle=str(folder / "middle" / checkpoint_name(span.middle)) if has_middle else None,
@@ -185,7 +185,7 @@ def _for_phase(config: NeoXConfig, folder: Path, *, span: Span, last: int, evalu
     """Return the configuration with its outputs in `folder` and its end at iteration `last`.
 
     `train_iters` is unchanged, because the schedule and the order of samples depend on it. Profilers are off:
-    they would write to folders of the training itself.
+    they would write to folders of the run itself.
     """
     monitors, engine = config.monitors, config.engine
     return config.model_copy(

@@ -110,7 +110,7 @@ def verify_resume(
 
     Args:
         request: common options of the command line.
-        plan: plan of the training.
+        plan: plan of the run.
         wanted: options of `verify-resume`.
         dry_run: only print what would be done.
         run: runs one plan.
@@ -207,12 +207,12 @@ def _kept_span(
         if changed:
             raise LaunchError(
                 f"{kept.path} was written with another configuration: {'; '.join(changed)}; use the "
-                "configuration of that training (--resume-set changes the resumed run only)"
+                "configuration of that run (--resume-set changes the resumed run only)"
             )
     if target.iteration > config.training.iterations:
         raise LaunchError(
             f"{target.path} is at iteration {target.iteration:,}, but train-iters is "
-            f"{config.training.iterations:,}; set train-iters to the value of the training that wrote it"
+            f"{config.training.iterations:,}; set train-iters to the value of the run that wrote it"
         )
     if source.training.get("left_out", []) != target.training.get("left_out", []):
         raise LaunchError(

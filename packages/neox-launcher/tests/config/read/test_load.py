@@ -525,7 +525,7 @@ def test_a_freeze_that_never_comes_and_keys_without_effect_after_it_are_noted(lo
     overrides = ["optimizer.type=OneBitAdam"]
     if freeze_step is not None:
         overrides.append(f"optimizer.params.freeze_step={freeze_step}")
-    # The training has 10 iterations.
+    # The run has 10 iterations.
     config = load("prescale_gradients: true\ncommunication_data_type: fp32", *overrides)
     names = {"optimizer.params.freeze_step", "prescale_gradients", "communication_data_type"}
     assert [notice.name for notice in config.notices if notice.name in names] == noted

@@ -43,9 +43,9 @@ class OwnState:
 
     @contextmanager
     def exchanged(self) -> Iterator[None]:
-        """Exchange the states of the training and the program within the block.
+        """Exchange the states of the run and the program within the block.
 
-        Enter it for the training's code, and within that once more for the program's.
+        Enter it for the run's code, and within that once more for the program's.
         """
         self._exchange()
         try:

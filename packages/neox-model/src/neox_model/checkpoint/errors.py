@@ -22,7 +22,7 @@ class DamagedCheckpointError(CheckpointError):
 
 
 class DamagedManifestError(DamagedCheckpointError):
-    """Raised when a manifest that can be read contains a value that no training writes.
+    """Raised when a manifest that can be read contains a value that no run writes.
 
     Args:
         problem: place and value.

@@ -22,7 +22,7 @@ from neox_model.checkpoint.object_store import ObjectStore, latest_in
 __all__ = ["OWNER", "check_owner", "claim_store", "warn_of_newer"]
 
 OWNER = ".owner"
-"""Object of a store with the number of the training that uploads; file in `save` with the last numbers."""
+"""Object of a store with the number of the run that uploads; file in `save` with the last numbers."""
 
 _PATIENCE_SECONDS = 5.0
 _DIGITS = 32
@@ -36,7 +36,7 @@ def claim_store(url: str, save: Path, *, load: str | None, patience: float = _PA
     Args:
         url: URL of a folder in an object store.
         save: folder of the checkpoints; this process holds its lock.
-        load: folder or URL of the checkpoint that the training continues; None: it does not continue one.
+        load: folder or URL of the checkpoint that the run continues; None: it does not continue one.
         patience: seconds for which an operation that fails is repeated.
 
     Raises:
@@ -72,7 +72,7 @@ def check_owner(store: ObjectStore, number: str) -> None:
     if found is None:
         raise CheckpointError(
             f"{store.url}/{OWNER}, which this run wrote at its start, was deleted: its claim to the "
-            "store is lost; start the training again, which writes it anew and uploads what is missing",
+            "store is lost; start the run again, which writes it anew and uploads what is missing",
             code="lost-claim",
         )
     if found != number.encode():

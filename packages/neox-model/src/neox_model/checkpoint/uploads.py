@@ -93,7 +93,7 @@ class Uploads:
         if self._failure is not None:
             raise CheckpointError(
                 f"the last checkpoint, {self._folder}, is complete there, but was not uploaded to "
-                f"{self._url}: {self._failure}; start the training again to upload it"
+                f"{self._url}: {self._failure}; start the run again to upload it"
             )
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ class Uploads:
                     text=True,
                     start_new_session=True,
                 )
-        except OSError as error:  # A full disk or too many processes must not end the training.
+        except OSError as error:  # A full disk or too many processes must not end the run.
             self._fail(f"its process cannot be started: {error}")
             self._unmark()
 

@@ -113,7 +113,7 @@ def from_neox(
         recorded = recorded_config(
             resolve(load_config([aside / CONFIGURATION]), devices=1), tokenizer.tokenizer
         )
-        del recorded[SAMPLES_PER_ITERATION]  # That of model.yml is not that of the training.
+        del recorded[SAMPLES_PER_ITERATION]  # That of model.yml is not that of the run.
         joined = {each.ours: each for each in plan}
         written = write_checkpoint(
             aside,

@@ -109,7 +109,7 @@ def verify(folder: Path, iteration: int | None, every: bool, as_json: bool) -> N
 def diff(one: Path, other: Path, every: bool, as_json: bool) -> None:
     """Compare two checkpoints, of any layouts, tensor by tensor.
 
-    They differ if weights, states, counters, or parameters of the model or the training do. Other parameters,
+    They differ if weights, states, counters, or parameters of the model or of training do. Other parameters,
     layouts and versions are shown and do not count.
     """
     folders = find_checkpoint(one), find_checkpoint(other)

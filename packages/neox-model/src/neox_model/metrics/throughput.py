@@ -13,7 +13,7 @@ class Throughput:
         flops_per_token: floating-point operations of training per token, without recomputation; attention
             as if every token saw the whole sequence.
         causal_flops_per_token: the same without what the causal mask hides.
-        num_devices: number of devices of the training.
+        num_devices: number of devices of the run.
         peak_tflops: peak TFLOP/s of one device; None if it is not known.
     """
 

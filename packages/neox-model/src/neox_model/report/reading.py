@@ -66,7 +66,7 @@ class Column:
 
 @dataclass(slots=True, kw_only=True)
 class Attempt:
-    """One start of the training.
+    """One start of the run.
 
     Args:
         number: from 1.

@@ -9,7 +9,7 @@ from neox_launcher.protocol.verification import Answer, Check
 __all__ = ["Findings"]
 
 _ADVICE = {
-    "repeat": "two runs from the same start differ before the resume: the training is not "
+    "repeat": "two runs from the same start differ before the resume: the run is not "
     "deterministic here (kernels, hardware), so a resumed run cannot be compared to the last bit",
     "restored": "the checkpoint, loading it, or the configuration has changed it",
     "data": "neox-data trace --config FILE --iteration {before} lists the documents of that iteration",

@@ -52,7 +52,7 @@ def compare(comparison: Comparison) -> Answer:
     limits = None if comparison.rounding is None else LIMITS[comparison.rounding]
     resumed = _record(comparison.resumed, range(0))
     assert resumed is not None, "the resumed run is always recorded"
-    # An iteration recorded by only some ranks was in progress when the training failed.
+    # An iteration recorded by only some ranks was in progress when the run failed.
     last = max(
         (number for number, ranks in resumed.steps.items() if ranks.keys() >= resumed.places.keys()),
         default=comparison.middle,
@@ -294,7 +294,7 @@ def compare_copies(record: Record, findings: Findings, *, row: str, advice: Mapp
     """Compare the weights in use on all ranks: replicas, tensor-parallel copies and tied weights.
 
     Args:
-        record: record of the training.
+        record: record of the run.
         findings: collects the differences.
         row: row of the table.
         advice: iteration to the key of the advice for a difference in its state.

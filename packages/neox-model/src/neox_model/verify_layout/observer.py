@@ -87,7 +87,7 @@ class _Observer(Callback):
         raise NotImplementedError
 
     def take(self, kind: str, part: Part, target: Tensor, *, is_split: bool, scale: float = 1.0) -> None:
-        """Take this rank's part of a tensor; `target` has its elements, times `scale`, in the training."""
+        """Take this rank's part of a tensor; `target` has its elements, times `scale`, in the run."""
         raise NotImplementedError
 
     def on_step(self, report: StepReport) -> None:

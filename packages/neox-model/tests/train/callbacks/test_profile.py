@@ -53,7 +53,7 @@ def spans_of(path: Path) -> set[str]:
 RANGES = {
     "in the middle": (range(3, 5), {}, "3-4", {"iteration 3", "iteration 4"}),
     "from the first": (range(1, 2), {}, "1-1", {"iteration 1"}),
-    "to the end of the training": (range(6, 10), {}, "6-6", {"iteration 6"}),
+    "to the end of the run": (range(6, 10), {}, "6-6", {"iteration 6"}),
     "resumed inside": (range(2, 5), {"first": 3}, "4-4", {"iteration 4"}),
     "resumed before": (range(5, 6), {"first": 3}, "5-5", {"iteration 5"}),
 }

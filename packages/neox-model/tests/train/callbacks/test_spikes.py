@@ -369,7 +369,7 @@ def test_a_list_of_other_samples_is_not_used(tmp_path, monkeypatch, caplog, load
     store("ck", ((4, 8),), seed=1)
     assert left_out("ck", load) == ()
     assert Path("ck", LEFT_OUT).exists() == remains
-    assert "belongs to a training of another model or of other samples" in caplog.text
+    assert "belongs to a run of another model or of other samples" in caplog.text
 
 
 def test_the_ranges_to_come_are_named(tmp_path, caplog):

@@ -86,7 +86,7 @@ class LoggingSection(Section, resume="free"):
         ge=0,
         le=1_000_000_000,
         used_when=_PROFILED,
-        doc="First profiled iteration; 0 and 1 are the first one of the training. Memory of GPUs is always "
+        doc="First profiled iteration; 0 and 1 are the first one of the run. Memory of GPUs is always "
         "recorded from before the model is built; with memory-profiling alone, a start after "
         "profile-step-stop or train-iters means that iteration.",
     )

@@ -1,4 +1,4 @@
-"""The objective of the training: which tokens the model predicts, and from which others."""
+"""The training objective: which tokens the model predicts, and from which others."""
 
 from neox_config.schema.parameter import Section, param
 from neox_config.schema.paths import PathText

@@ -28,7 +28,7 @@ class TrainingSection(Section, resume="training"):
         doc="Number of passes over the training data, instead of train-iters: as many iterations as possible "
         "without reading a token more often. If more passes are set when a run resumes, sample-order "
         "gpt_neox shuffles all passes anew, and its remaining samples contain some tokens more often and "
-        "others less often than that; with lazy, whose passes are shuffled one by one, the training "
+        "others less often than that; with lazy, whose passes are shuffled one by one, the run "
         "continues as if it had been started with them. With T tokens of training documents, E passes have "
         "floor((E*T - 1) / seq-length) samples, or E * floor((T - 1) / seq-length) with sample-order lazy; "
         "train-iters is that divided by the global batch size, rounded down. It is computed when a command "
@@ -81,7 +81,7 @@ class TrainingSection(Section, resume="training"):
         resume="free",
         doc="Use only algorithms that give the same result in every run, so that on GPUs, too, the same "
         "run gives the same model and a resumed run equals an uninterrupted one to the last bit. "
-        "Attention becomes slower; an operator without such an algorithm ends the training with an error. "
+        "Attention becomes slower; an operator without such an algorithm ends the run with an error. "
         "On CPUs training is always deterministic.",
     )
     nonfinite_patience: int = param(
@@ -100,7 +100,7 @@ class TrainingSection(Section, resume="training"):
         none_means="never",
         doc="Iterations between comparisons of the weights and optimizer states that several ranks hold as "
         "copies, to detect silent data corruption, such as flipped bits; they are also compared before each "
-        "save. If copies differ, the training ends with exit code 3 and names tensor, ranks and hosts. "
+        "save. If copies differ, the run ends with exit code 3 and names tensor, ranks and hosts. "
         "Compared are copies of data-parallel ranks (under ZeRO the weights that the model computes with); "
         "with one data-parallel rank, weights that tensor-parallel ranks do not split and, without ZeRO, "
         "tied weights of pipeline stages.",
@@ -158,13 +158,13 @@ class TrainingSection(Section, resume="training"):
         resume="free",
         ge=0,
         le=1_000_000_000,
-        doc="Number of batches in each evaluation, of train-batch-size samples like those of the training: "
-        "neither iterations of the training nor documents. 0 disables evaluation. Each evaluation of the "
+        doc="Number of batches in each evaluation, of train-batch-size samples like those of the run: "
+        "neither iterations of the run nor documents. 0 disables evaluation. Each evaluation of the "
         "validation data reads the batches after those of the previous one, so that its losses also differ "
         "by these; eval_data is the same in each.",
     )
     eval_interval: int = param(
-        1000, origin="Meg", resume="free", gt=0, doc="Iterations of the training between evaluations."
+        1000, origin="Meg", resume="free", gt=0, doc="Iterations of the run between evaluations."
     )
     planned_seconds: float | None = param(
         None,
@@ -189,7 +189,7 @@ class TrainingSection(Section, resume="training"):
         origin="Meg",
         resume="free",
         doc="Ask a service of the cluster, such as NVIDIA's ADLR autoresume, whether the job must end. If "
-        "so, the training saves a checkpoint, requests that the job is started again, and ends with exit "
+        "so, the run saves a checkpoint, requests that the job is started again, and ends with exit "
         "code 0.",
     )
     adlr_autoresume_interval: int = param(

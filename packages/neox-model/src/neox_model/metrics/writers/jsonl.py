@@ -34,7 +34,7 @@ class JsonlWriter:
 
     Args:
         folder: created if missing.
-        iteration: the training continues after this iteration. At 0, existing files are renamed to
+        iteration: the run continues after this iteration. At 0, existing files are renamed to
             `metrics.1.jsonl` and `failures.1.jsonl` (or the next free number), except those of the same
             launch, whose restarts belong to the same run.
         launch: name of the launch; None without neox-launch.
@@ -87,7 +87,7 @@ class JsonlWriter:
 
     def _append(self, iteration: int, content: Mapping[str, Any]) -> None:
         if os.fstat(self._file.fileno()).st_nlink == 0:
-            logger.warning("%s was deleted during the training: a new one begins here", self._path)
+            logger.warning("%s was deleted during the run: a new one begins here", self._path)
             self._file.close()
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("a", encoding="utf-8")

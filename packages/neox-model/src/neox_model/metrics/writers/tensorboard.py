@@ -13,7 +13,7 @@ class TensorBoardWriter:
 
     Args:
         folder: folder of the event files.
-        iteration: the training continues after this iteration.
+        iteration: the run continues after this iteration.
 
     Raises:
         MissingPackageError: tensorboard is not installed.

@@ -269,7 +269,7 @@ class MemoryCallback(Callback):
             self.close()
 
     def on_step(self, report: StepReport) -> None:
-        """Write the snapshot after the last recorded iteration, or the end of the training."""
+        """Write the snapshot after the last recorded iteration, or the end of the run."""
         state = self.run.state
         if not self._is_recording or (state.iteration < self._last and not state.finished):
             return
@@ -286,7 +286,7 @@ class MemoryCallback(Callback):
     def _write_out_of_memory(self) -> None:
         """Write the first one only: a program may catch the error and run out of memory many times.
 
-        The allocator calls this, and an exception would end the process instead of the training.
+        The allocator calls this, and an exception would end the process instead of the run.
         """
         if self._ran_out:
             return
@@ -363,7 +363,7 @@ class CollectivesCallback(Callback):
         self._stop("in all")
 
     def close(self) -> None:
-        """Log the table and stop, unless the training has ended without an error."""
+        """Log the table and stop, unless the run has ended without an error."""
         self._stop("until the error")
 
     def _stop(self, when: str) -> None:

@@ -64,7 +64,7 @@ def num_samples(training: TrainingSection, batch: int, position: Position = STAR
     Args:
         training: its length and evaluations.
         batch: samples per update over all devices.
-        position: position in the data from which the training resumes.
+        position: position in the data from which the run resumes.
     """
     iterations = max(0, training.iterations - position.iteration)
     evaluations = training.iterations // training.eval_interval + 1
@@ -93,7 +93,7 @@ def build_datasets(
     Args:
         resolved: the configuration.
         parts: the parts to build.
-        position: position in the data from which the training resumes.
+        position: position in the data from which the run resumes.
         difficulties: the schedules of custom curricula, by the name of their block.
 
     Raises:
@@ -151,8 +151,8 @@ def drawn_by_difficulty(
     Args:
         section: the curricula.
         dataset: the training samples.
-        position: position in the data from which the training resumes.
-        iterations: updates of the training.
+        position: position in the data from which the run resumes.
+        iterations: updates of the run.
         batch: samples per update over all devices.
         difficulties: the schedules of custom curricula, by the name of their block.
 
@@ -210,7 +210,7 @@ def check_passes(
         training: its length.
         data: the datasets.
         batch: what an update reads of them.
-        position: position in the data from which the training resumes.
+        position: position in the data from which the run resumes.
 
     Raises:
         DataError: the data differs from that of the host that computed the number of iterations, or the
@@ -228,7 +228,7 @@ def check_passes(
     if samples // batch.whole != iterations:
         raise DataError(
             f"{prefix} has {tokens:,} tokens for training on this host, which are "
-            f"{pluralize(samples // batch.whole, 'iteration')} (train-epochs: {epochs:,}), but the training "
+            f"{pluralize(samples // batch.whole, 'iteration')} (train-epochs: {epochs:,}), but the run "
             f"was started with {iterations:,}; make sure that all hosts read the same files"
         )
     if position.samples != position.iteration * batch.whole:

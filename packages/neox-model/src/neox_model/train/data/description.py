@@ -67,7 +67,7 @@ def training_data_of(resolved: Resolved, position: Position = START) -> Training
 
     Args:
         resolved: the configuration.
-        position: position from which the training continues with the configuration's batch size.
+        position: position from which the run continues with the configuration's batch size.
 
     Raises:
         DataError: the data is missing or damaged.
