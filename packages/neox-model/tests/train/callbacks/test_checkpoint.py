@@ -191,21 +191,19 @@ class Slow:
 
 
 @pytest.fixture
-def save_in_background(tmp_path, monkeypatch):
+def save_in_background(tmp_path):
     """A function that trains with background saves, and returns their calls."""
 
-    def start(run, folder, *, save):
-        save(folder, run, iteration=run.state.iteration)
-
-    monkeypatch.setattr(checkpoint, "save_run", start)
-
     def train(slow, *others, interval, last, extra=()):
+        def save(run, folder, *, save=lambda folder, run, iteration: slow.calls.append(f"save {iteration}")):
+            save(folder, run, iteration=run.state.iteration)
+
         callback = CheckpointCallback(
             tmp_path,
             interval=interval,
             extra=extra,
             background=slow,
-            save=lambda run, folder: slow.calls.append(f"save {run.state.iteration}"),
+            save=save,
         )
         count(*others, callback, last=last)
         return slow.calls
