@@ -13,7 +13,6 @@ import torch.distributed as dist
 from neox_config.estimate import count_parameters, flops_per_token
 from neox_config.schema.sections.engine import FlopsProfiler
 from neox_config.spec.model import ModelSpec
-from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.train.callbacks.flops_profile import FlopsCallback
 from neox_model.train.loop import Loop
 from neox_model.train.state import StepReport, TrainState
@@ -62,7 +61,7 @@ def profile(folder: str) -> dict[str, dict[str, Any]]:
         resolved = resolved_from(COMMON | settings | {"flops_profiler": block}, devices=dist.get_world_size())
         started = layouts.start(resolved)
         callback = flops_profile.FlopsCallback(
-            resolved.config.engine.flops_profiler, groups=started.groups, formula=lambda tokens: 1000
+            resolved.config.engine.flops_profiler, formula=lambda tokens: 1000
         )
         run = a_run(
             callback,
@@ -182,7 +181,7 @@ class OneProduct:
 def logged(caplog, *, start: int, output_file: Path | None = None) -> str:
     """Return what is logged about five iterations after `start`."""
     section = FlopsProfiler(enabled=True, profile_step=3, output_file=output_file and str(output_file))
-    callback = FlopsCallback(section, groups=SINGLE_PROCESS, formula=lambda tokens: tokens)
+    callback = FlopsCallback(section, formula=lambda tokens: tokens)
     computed = OneProduct()
     with caplog.at_level(logging.INFO, logger="neox_model"):
         count(callback, last=start + 5, iteration=start, engine=computed, step=computed)

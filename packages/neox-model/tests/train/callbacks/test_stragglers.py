@@ -1,6 +1,5 @@
 import logging
 
-from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.train.callbacks import stragglers
 from neox_model.train.callbacks.stragglers import RankReport, StragglersCallback
 from support.refusals import shows
@@ -40,7 +39,6 @@ def compared(monkeypatch, times, *, memory=(10.0,), interval=1):
 
     monkeypatch.setattr(stragglers, "gather_object", of_two_ranks)
     callback = StragglersCallback(
-        SINGLE_PROCESS,
         time=measured,
         peak=lambda: 0.0,
         threshold=1.5,
