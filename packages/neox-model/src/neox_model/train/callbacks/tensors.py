@@ -92,18 +92,7 @@ class TensorNorms(Measurement):
         )
 
 
-class _OfGradients(Measurement):
-    """Looks at the gradients of every update before it is applied."""
-
-    def on_load(self) -> None:
-        """Begin to look."""
-        self.run.engine.update.before(self._look)
-
-    def _look(self, pending: PendingUpdate) -> None:
-        raise NotImplementedError
-
-
-class GradientNorms(_OfGradients):
+class GradientNorms(Measurement):
     """Measures `gradient_norms/NAME` of whole tensors, by logical name, in the last update of an interval.
 
     The gradients are averaged over micro-batches and data-parallel ranks, and not yet clipped.
@@ -122,7 +111,9 @@ class GradientNorms(_OfGradients):
         section = run.config.logging
         if not section.log_grad_norm or "before_update" not in run.resolved.run.engine.offers:
             return None
-        return cls(section.log_interval)
+        found = cls(section.log_interval)
+        run.engine.update.before(found._look)
+        return found
 
     def measure(self) -> dict[str, float]:
         """Return the norms on rank 0, none if the batch was left out. Collective over all ranks."""
@@ -140,7 +131,7 @@ class GradientNorms(_OfGradients):
             self._norms = pending.tensor_norms()
 
 
-class ZeroGradients(_OfGradients):
+class ZeroGradients(Measurement):
     """Measures the share of gradient elements equal to 0, `optimizer/zero_gradients`, once per interval.
 
     Args:
@@ -157,7 +148,9 @@ class ZeroGradients(_OfGradients):
         section = run.config.logging
         if not section.log_zero_gradients:
             return None
-        return cls(section.log_interval)
+        found = cls(section.log_interval)
+        run.engine.update.before(found._look)
+        return found
 
     def measure(self) -> dict[str, float]:
         """Return the share in the last update, none if its batch was left out."""
@@ -215,7 +208,7 @@ class AveragedNoiseScale:
         return NoiseScale(self._noise / self._weight, self._signal / self._weight)
 
 
-class GradientNoise(_OfGradients):
+class GradientNoise(Measurement):
     """Estimates the gradient noise scale once per `count` updates.
 
     The smaller batch is that of one update; the larger one that of `count` updates, whose gradients are
@@ -245,11 +238,13 @@ class GradientNoise(_OfGradients):
         section = run.config.logging
         if not section.log_gradient_noise_scale:
             return None
-        return cls(
+        found = cls(
             count=section.gradient_noise_scale_n_batches,
             on_host=section.gradient_noise_scale_cpu_offload,
             interval=section.log_interval,
         )
+        run.engine.update.before(found._look)
+        return found
 
     def measure(self) -> dict[str, float]:
         """Return the average of all estimates so far, none if there is no new one.
@@ -282,10 +277,11 @@ class GradientNoise(_OfGradients):
         if not self._sums:
             self._finite = self._squares = torch.zeros_like(pending.norm)
         for name, _, gradient in pending.weights():
+            device = "cpu" if self._on_host else gradient.device
             if name not in self._sums:
                 # The gradient of a weight that was not trained before was zero.
-                self._sums[name] = self._place(torch.zeros_like(gradient))
-            self._sums[name].add_(self._place(torch.where(is_finite, gradient, 0.0)))
+                self._sums[name] = torch.zeros_like(gradient).to(device)
+            self._sums[name].add_(torch.where(is_finite, gradient, 0.0).to(device))
         self._squares = self._squares + torch.where(is_finite, pending.norm.square(), 0.0)
         self._finite = self._finite + is_finite.to(pending.norm.dtype)
         self._seen += 1
@@ -299,6 +295,3 @@ class GradientNoise(_OfGradients):
         for total in self._sums.values():
             total.zero_()
         self._seen, self._finite, self._squares = 0, 0.0 * number, 0.0 * number
-
-    def _place(self, values: Tensor) -> Tensor:
-        return values.to("cpu") if self._on_host else values
