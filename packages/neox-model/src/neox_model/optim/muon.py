@@ -45,8 +45,9 @@ _SCALES: Mapping[str, Callable[[int, int], float]] = {
     "match_rms_adamw": lambda rows, columns: 0.2 * sqrt(max(rows, columns)),
 }
 
-# (repetitions, count, height, columns) -> the matrices that are made orthogonal.
-_MATRICES: Mapping[str, Callable[[Tensor], Tensor]] = {
+# (repetitions, count, height, columns) -> the matrices that are made orthogonal; None: the whole weight is.
+_MATRICES: Mapping[str, Callable[[Tensor], Tensor] | None] = {
+    "together": None,
     "separate": lambda blocks: blocks.flatten(0, 2),
     "per_head": lambda blocks: blocks.flatten(0, 1),
 }
@@ -125,7 +126,7 @@ class Muon(WeightOptimizer):
         self._nesterov = nesterov
         self._steps = ns_steps
         self._coefficients = COEFFICIENTS[coefficients]
-        self._divide = _MATRICES.get(qkv)
+        self._divide = _MATRICES[qkv]
         self._scale = _SCALES[scale]
         self._row_beta = row_beta
         self._is_cautious = cautious_decay
