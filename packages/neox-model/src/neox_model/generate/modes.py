@@ -24,7 +24,7 @@ from neox_model.generate.conversation import Conversation
 from neox_model.generate.engine import Engine, Reply, not_finite
 from neox_model.generate.forward import Forward
 from neox_model.generate.interruption import Interrupts, agreed_in_copy, ending_on_signals
-from neox_model.generate.prompts import read_prompt, read_prompts
+from neox_model.generate.prompts import Prompts, read_prompts
 from neox_model.generate.results import writing_results
 from neox_model.generate.sampling import Sampling
 from neox_model.metrics.progress_lines import ProgressLines
@@ -97,6 +97,7 @@ class Job:
                 seed=mixed_seed("sample", self.sampling_seed, number),
             ),
             stop_strings=self.settings.stop_strings,
+            has_logits=self.settings.return_logits,
         )
 
     @property
@@ -116,6 +117,7 @@ def _result(context: str, prompt: str, reply: Reply) -> dict[str, Any]:
         prompt: the text that the model continued: the context, in a conversation behind its history.
         reply: the continuation.
     """
+    logits = [[round(value, 6) for value in row] for row in reply.logits]
     return {
         "context": context,
         "text": reply.text or None,
@@ -127,6 +129,7 @@ def _result(context: str, prompt: str, reply: Reply) -> dict[str, Any]:
         "tokens": reply.tokens,
         "log_probabilities": [round(value, 6) for value in reply.log_probabilities],
         "finish_reason": reply.finish_reason,
+        **({"logits": logits} if logits else {}),
     }
 
 
@@ -141,12 +144,12 @@ def _unconditional(job: Job) -> None:
 
 def _from_file(job: Job) -> None:
     assert job.settings.sample_input_file is not None
-    prompts = read_prompts(Path(job.settings.sample_input_file))
+    prompts = read_prompts(Path(job.settings.sample_input_file), job.settings.prompt_end)
     _generate_all(job, [text for _, text in prompts], lines=[line for line, _ in prompts])
 
 
 def _interactive(job: Job) -> None:
-    """Answer each line of standard input, until it ends. Only the first replica generates.
+    """Answer each prompt of standard input, until it ends. Only the first replica generates.
 
     Ctrl-C ends the reply, which is kept as far as it was generated. With neox-launch, Ctrl-C at the prompt
     and a second one during a reply end the session.
@@ -161,7 +164,8 @@ def _interactive(job: Job) -> None:
         keeps_history=job.settings.interactive_history,
     )
     with interrupts.handled(), writing_results(output) as write:
-        for number, context in enumerate(_typed_prompts(groups, interrupts, conversation)):
+        typed = Prompts(job.settings.prompt_end)
+        for number, context in enumerate(_typed_prompts(typed, groups, interrupts, conversation)):
             if engine is not None:
                 interrupts.is_interrupted = False
                 prompt, tokens = conversation.prompt(context)
@@ -193,10 +197,12 @@ def _stream(engine: Engine, request: Request, interrupts: Interrupts, groups: Gr
     return reply
 
 
-def _typed_prompts(groups: Groups, interrupts: Interrupts, conversation: Conversation) -> Iterator[str]:
-    """Yield the lines that rank 0 reads from standard input, on every rank; carry out commands."""
+def _typed_prompts(
+    typed: Prompts, groups: Groups, interrupts: Interrupts, conversation: Conversation
+) -> Iterator[str]:
+    """Yield the prompts that rank 0 reads from standard input, on every rank; carry out commands."""
     while True:
-        line = _ask(interrupts) if groups.world.rank == 0 else None
+        line = _ask(typed, interrupts) if groups.world.rank == 0 else None
         line = all_gather_object(groups.control, line)[0]
         if line is None:
             return
@@ -207,12 +213,12 @@ def _typed_prompts(groups: Groups, interrupts: Interrupts, conversation: Convers
             yield line
 
 
-def _ask(interrupts: Interrupts) -> str | None:
+def _ask(typed: Prompts, interrupts: Interrupts) -> str | None:
     while True:
         try:
             interrupts.waits_for_input = True
             try:
-                return read_prompt()
+                return typed.read()
             finally:
                 interrupts.waits_for_input = False
         except KeyboardInterrupt:

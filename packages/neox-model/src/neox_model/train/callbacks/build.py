@@ -17,7 +17,13 @@ from neox_model.train.callbacks.spikes import SpikeDetection, SpikeHandler
 from neox_model.train.callbacks.steps import EmptyMicroBatches, LeftOutBatches, VaryingLengths
 from neox_model.train.callbacks.stop import AutoresumeCallback, StopCallback
 from neox_model.train.callbacks.stragglers import StragglersCallback
-from neox_model.train.callbacks.tensors import GradientNoise, GradientNorms, TensorNorms, ZeroGradients
+from neox_model.train.callbacks.tensors import (
+    GradientNoise,
+    GradientNorms,
+    TensorNorms,
+    TensorZeros,
+    ZeroGradients,
+)
 from neox_model.train.callbacks.upkeep import GarbageCollection, LocalSteps
 from neox_model.train.run import Callback, Extensions, Run
 
@@ -61,6 +67,7 @@ _CALLBACKS: tuple[Build, ...] = (
     ReserveCallback.from_run,
     TensorNorms.from_run,
     GradientNorms.from_run,
+    TensorZeros.from_run,
     ZeroGradients.from_run,
     GradientNoise.from_run,
     # Saves follow the logging of an iteration, and evaluations, which may fail, follow its save.
