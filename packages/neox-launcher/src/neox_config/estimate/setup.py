@@ -56,7 +56,9 @@ class Setup:
         entries: number of entries of the vocabulary, including padding.
         divided: sizes that tensor-parallel ranks divide evenly.
         optimizer: facts about the optimizer.
-        states: float32 numbers per parameter that it stores.
+        states: numbers per parameter that it stores.
+        state_bytes: bytes of one of these numbers.
+        averages_weights: the averages of weights (ema_decay) are stored besides.
         on_host: the optimizer's states are in host memory.
         weights_on_host: so are the weights.
         bucket: number of gradient elements per reduction.
@@ -75,6 +77,8 @@ class Setup:
     divided: tuple[int, ...]
     optimizer: OptimizerFacts
     states: int
+    state_bytes: int = _FLOAT32
+    averages_weights: bool = False
     on_host: bool = False
     weights_on_host: bool = False
     bucket: int
@@ -217,6 +221,7 @@ def setup_of(resolved: Resolved, *, vocab_size: int) -> Setup:
         divided=(config.model.num_kv_heads or config.model.num_attention_heads, mlp_width(config)),
         optimizer=facts,
         states=facts.values_per_element(arguments) + (_LOCAL_VALUES if has_local_steps else 0),
+        averages_weights=config.optimizer.ema_decay is not None,
         on_host=zero.offload_optimizer.device != "none" or kind.startswith("cpu_"),
         weights_on_host=zero.offload_param.device != "none",
         bucket=zero.reduce_bucket_size,

@@ -94,6 +94,14 @@ def a_second_learning_rate_is_relative_to_the_first(c: NeoXConfig) -> Iterator[P
         )
 
 
+def averaged_weights_are_the_same_on_all_replicas(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse averages of weights with optimizers whose replicas have different weights for a while."""
+    facts = OPTIMIZER_FACTS.get(c.optimizer.optimizer.kind)
+    if c.optimizer.ema_decay is not None and facts is not None and facts.local_states:
+        what = f"averages weights that all replicas have, and those of {facts.name} take steps alone"
+        yield Problem("ema_decay", what, "remove it, or use Adam")
+
+
 def zero_cuts_weights_for_elementwise_optimizers_only(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse ZeRO with optimizers that need whole weights, unless it divides rows and they join them."""
     facts = OPTIMIZER_FACTS.get(c.optimizer.optimizer.kind)

@@ -380,6 +380,24 @@ class OptimizerSection(Section, resume="training"):
     gradient_clipping: float = param(
         0.0, origin="DSC", ge=0, doc="Maximum L2 norm of the global gradient; 0 disables clipping."
     )
+    ema_decay: float | None = param(
+        None,
+        origin="ours",
+        gt=0,
+        lt=1,
+        none_means="weights are not averaged",
+        doc="Keep an exponential moving average (EMA) of the weights, a float32 number per parameter: after "
+        "an iteration it is ema-decay times itself plus 1 - ema-decay times the weight. It begins with the "
+        "first weights, which count ema-decay^n after n iterations. Checkpoints contain it, evaluations also "
+        "use it (loss/validation_ema), load-ema loads it, and neox-convert to-hf --ema exports it.",
+    )
+    ema_interval: int = param(
+        1,
+        origin="ours",
+        gt=0,
+        used_when="ema_decay is set",
+        doc="Iterations between two updates of the averages of ema-decay.",
+    )
     zero_allow_untested_optimizer: bool = param(
         False,
         origin="DSC",

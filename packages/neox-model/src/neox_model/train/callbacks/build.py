@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pkgutil import resolve_name
 
+from neox_model.train.callbacks.average import WeightAverage
 from neox_model.train.callbacks.checkpoint import CheckpointCallback, UploadCallback
 from neox_model.train.callbacks.evaluate import EvaluateCallback, ReserveCallback
 from neox_model.train.callbacks.flops_profile import FlopsCallback
@@ -55,6 +56,7 @@ _CALLBACKS: tuple[Build, ...] = (
         "neox_model.extras.compression.training:CompressionCallback",
         lambda run: bool(run.resolved.run.compressible),
     ),
+    WeightAverage.from_run,
     AutoresumeCallback.from_run,
     StopCallback.from_run,
     # Before the log, which resets peaks of memory.
