@@ -221,6 +221,7 @@ def setup_of(resolved: Resolved, *, vocab_size: int) -> Setup:
         divided=(config.model.num_kv_heads or config.model.num_attention_heads, mlp_width(config)),
         optimizer=facts,
         states=facts.values_per_element(arguments) + (_LOCAL_VALUES if has_local_steps else 0),
+        state_bytes=_bytes_of(config.optimizer.optimizer.params.state_dtype),
         averages_weights=config.optimizer.ema_decay is not None,
         on_host=zero.offload_optimizer.device != "none" or kind.startswith("cpu_"),
         weights_on_host=zero.offload_param.device != "none",

@@ -76,7 +76,7 @@ logger = logging.getLogger(__name__)
 ScheduleSource = Literal["agreement", "config", "checkpoint"]
 
 # Optimizers with the same states, so that one can continue from another's.
-_ADAM = {"Adam", "AdamW", "FusedAdam", "DeepSpeedCPUAdam", "ZenFlowCPUAdam"}
+_ADAM = {"Adam", "AdamW", "FusedAdam", "DeepSpeedCPUAdam", "ZenFlowCPUAdam", "RoundedAdam"}
 
 
 def load_checkpoint(

@@ -270,7 +270,7 @@ def state_tensor(fragment: Fragment, optimizer: Any, key: str, shape: tuple[int,
         return state[key].view(-1)[: block_numel(block)]
     if shape == fragment.logical.shape:
         if key not in state:
-            state[key] = torch.zeros_like(holder)
+            state[key] = torch.zeros_like(holder, dtype=getattr(optimizer, "state_dtype", None))
         return fragment.part_of(state[key])
     if key not in state:
         state[key] = torch.zeros(shape, dtype=holder.dtype, device=holder.device)

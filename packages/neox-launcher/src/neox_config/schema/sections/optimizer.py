@@ -80,6 +80,16 @@ class OptimizerParams(Section):
         used_when=_if_taken("bias_correction"),
         doc="Apply bias correction to the running averages of Adam.",
     )
+    state_dtype: Literal["fp32", "bf16"] = param(
+        "fp32",
+        origin="ours",
+        used_when=_if_taken("state_dtype"),
+        doc="Data type in which Adam stores its running averages. bf16 halves their memory: updates are "
+        "computed in float32, and averages are rounded up or down at random, so that small changes are not "
+        "lost; the random bits do not depend on the layout. Slower than the fused update. Under ZeRO it "
+        "requires the torch engine.",
+        source="arXiv:2010.06192",
+    )
     freeze_step: int = param(
         100000,
         origin="DSC",
