@@ -109,10 +109,11 @@ class Job:
         return None if output is None else Path(output)
 
 
-def _result(context: str, prompt: str, reply: Reply) -> dict[str, Any]:
+def _result(job: Job, context: str, prompt: str, reply: Reply) -> dict[str, Any]:
     """Return a line of the results: GPT-NeoX's fields, then ours.
 
     Args:
+        job: whether there are logits.
         context: the prompt as it was given.
         prompt: the text that the model continued: the context, in a conversation behind its history.
         reply: the continuation.
@@ -129,7 +130,7 @@ def _result(context: str, prompt: str, reply: Reply) -> dict[str, Any]:
         "tokens": reply.tokens,
         "log_probabilities": [round(value, 6) for value in reply.log_probabilities],
         "finish_reason": reply.finish_reason,
-        **({"logits": logits} if logits else {}),
+        **({"logits": logits} if job.settings.return_logits else {}),
     }
 
 
@@ -174,7 +175,7 @@ def _interactive(job: Job) -> None:
                 check_numbers(reply, number)
                 conversation.add(context, reply)
                 if groups.world.rank == 0:
-                    write(_result(context, prompt, reply))
+                    write(_result(job, context, prompt, reply))
                     show(f"--- {_details(reply)} ---\n")
 
 
@@ -252,7 +253,7 @@ def _generate_all(job: Job, contexts: Sequence[str], *, lines: Sequence[int] = (
             reply = next(found, None)
             made = gather_object(groups.control, reply if is_first_of_copy else None)
             for number, one in enumerate((one for one in made if one is not None), start=first):
-                write(_result(contexts[number], contexts[number], one))
+                write(_result(job, contexts[number], contexts[number], one))
                 tokens += len(one.tokens)
                 if one.finish_reason == "prompt-too-long":
                     too_long.append(f"line {lines[number]}" if lines else f"sample {number + 1}")
