@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from neox_config.facts.checkpoints import checkpoint_name
 from neox_model.checkpoint.errors import CheckpointError
-from neox_model.convert.to_hf import to_hf
 from support.corpus import write_corpus
 from support.distributed import run_ranks
 from support.settings import SMALL_TRAINING
@@ -196,19 +194,3 @@ def test_a_new_training_can_begin_with_averages_and_not_without_them(alone, tmp_
     load = {"load": str(alone / "without"), "data_path": write_corpus(alone), "load_ema": True}
     with pytest.raises(CheckpointError, match="no averages"):
         evaluate_parts_here(EVALUATED | load)
-
-
-def test_an_export_of_averages_is_the_model_that_has_them(alone, tmp_path):
-    checkpoint = alone / "one process" / checkpoint_name(ITERATIONS)
-    to_hf(checkpoint, tmp_path / "plain")
-    to_hf(checkpoint, tmp_path / "averaged", ema=True)
-    found, right = (load_file(tmp_path / name / "model.safetensors") for name in ("averaged", "plain"))
-    name = next(name for name in found if name.endswith("layers.0.mlp.dense_h_to_4h.weight"))
-    averages, weights = (
-        averages_of(alone / "one process", ITERATIONS),
-        weights_of(alone / "one process", ITERATIONS),
-    )
-    assert np.array_equal(found[name].double().numpy(), averages["layers.0.mlp.up.weight"])
-    assert np.array_equal(right[name].double().numpy(), weights["layers.0.mlp.up.weight"])
-    with pytest.raises(CheckpointError, match="no averages"):
-        to_hf(alone / "without" / checkpoint_name(2), tmp_path / "none", ema=True)
