@@ -1,13 +1,12 @@
 """Why a run cannot continue from a checkpoint; the launcher asks before the start, and the workers again."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import isclose, prod
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from neox_config import finite_json
 from neox_config.errors import ConfigError
 from neox_config.facts.curves import CURVES
 from neox_config.facts.learning_rate import Curve, WarmupStableDecay, WarmupThenDecay
@@ -164,8 +163,8 @@ def other_schedule(schedule: Mapping[str, Any], curve: Curve) -> Refusal | None:
 
 
 def _described(curve: Curve) -> dict[str, Any]:
-    values: dict[str, Any] = finite_json.loads(finite_json.dumps(asdict(curve)))
-    return {CURVE_CLASS: type(curve).__name__, **values}
+    # As JSON, which has no tuples.
+    return {CURVE_CLASS: type(curve).__name__, **TypeAdapter(type(curve)).dump_python(curve, mode="json")}
 
 
 def _continues(there: Mapping[str, Any], applied: Any, curve: Curve) -> bool:
@@ -177,7 +176,7 @@ def _continues(there: Mapping[str, Any], applied: Any, curve: Curve) -> bool:
         return False
     values = {name: value for name, value in there.items() if name != CURVE_CLASS}
     try:
-        before = TypeAdapter(kind).validate_json(finite_json.dumps(values), strict=True)
+        before = TypeAdapter(kind).validate_python(values)
     except ValidationError:
         return False
     # Between two turns a rate is constant, or follows one formula.
