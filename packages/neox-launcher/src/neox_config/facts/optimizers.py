@@ -347,7 +347,7 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
             "and biases are updated by Adam with decoupled weight decay, with `betas`, `eps` and the "
             "learning rate `adam_lr` (null: the same as the matrices). Where the schedule is below its "
             "largest rate, `adam_lr` is reduced in proportion. With tensor parallelism the momentum is "
-            "gathered in every update. The iteration that makes it orthogonal is in float32 in a training "
+            "gathered in every update. The iteration that makes it orthogonal is in float32 in a run "
             "in fp32, else in bfloat16.",
         ),
         OptimizerFacts(

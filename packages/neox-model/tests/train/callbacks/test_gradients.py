@@ -137,7 +137,7 @@ def test_percentages_of_zeros_of_tensors_add_up_to_the_share_of_all(folder):
         zeros = sum(percentage / 100 * sizes[name] for name, percentage in found.items())
         share = metrics[iteration]["optimizer/zero_gradients"]
         assert zeros / sum(sizes.values()) == pytest.approx(share, rel=1e-6)
-        assert max(found.values()) > 10
+        assert max(found.values()) > 1
     assert tensors_of(metrics[1]) == {}
 
 
