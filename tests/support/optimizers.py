@@ -54,6 +54,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "Adam": {},
     "Adam, L2": {"adam_w_mode": False},
     "Adam, uncorrected": {"bias_correction": False},
+    "Adam, bf16 states": {"state_dtype": "bf16"},
     "AdamW": {"betas": [0.8, 0.9]},
     "CPU_Adam": {},
     "CPU_torch_adam": {},

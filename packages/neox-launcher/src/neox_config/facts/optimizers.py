@@ -243,7 +243,7 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
         OptimizerFacts(
             name="Adam",
             states=_MOMENTS,
-            declared=(*_ADAM, "adam_w_mode"),
+            declared=(*_ADAM, "adam_w_mode", "state_dtype"),
             redefining=_SWITCHES,
             is_tried_with_zero=True,
             skips_on_device=True,
@@ -251,7 +251,7 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
         OptimizerFacts(
             name="AdamW",
             states=_MOMENTS,
-            declared=_ADAM,
+            declared=(*_ADAM, "state_dtype"),
             redefining=_SWITCHES,
             is_tried_with_zero=True,
             skips_on_device=True,
@@ -259,7 +259,7 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
         OptimizerFacts(
             name="CPU_Adam",
             states=_MOMENTS,
-            declared=(*_ADAM, "adam_w_mode"),
+            declared=(*_ADAM, "adam_w_mode", "state_dtype"),
             redefining=_SWITCHES,
             is_tried_with_zero=True,
             skips_on_device=True,

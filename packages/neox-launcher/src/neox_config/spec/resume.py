@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from neox_config.derive.attention_layers import has_qkv_bias, of_kind, sliding_window, types_in
 from neox_config.derive.learning_rate import (
-    final_decay_iterations,
+    decays_of_wsd,
     learning_rate_curve,
     minimum_rate,
     peak_instead_of_lr,
@@ -60,7 +60,7 @@ IN_EFFECT = "in_effect"
 # A checkpoint contains the learning rate schedule itself, and the user chooses which of the two is used.
 LEARNING_RATE = (
     *("optimizer.params.lr", "lr_decay_style", "lr_decay_iters", "min_lr", "warmup"),
-    *("lr_wsd_decay_style", "lr_wsd_decay_iters"),
+    *("lr_wsd_decay_style", "lr_wsd_decay_iters", "lr_wsd_decays"),
     *(parameter.name for parameter in Scheduler.parameters("scheduler.", "training")),
 )
 
@@ -508,7 +508,7 @@ def _of_decay(config: NeoXConfig, iterations: int) -> dict[str, Any]:
     if config.optimizer.scheduler.type is None:
         found["warmup"] = warmup_fraction(config, decay_iterations=iterations)
     if is_in_use("lr_wsd_decay_iters", config):
-        found["lr_wsd_decay_iters"] = final_decay_iterations(config, decay_iterations=iterations)
+        found["lr_wsd_decay_iters"] = decays_of_wsd(config, decay_iterations=iterations)[-1][1]
     if used := [name for name in SchedulerParams.model_fields if is_in_use(f"{_SCHEDULER}{name}", config)]:
         curve = learning_rate_curve(config, decay_iterations=iterations)
         found |= {f"{_SCHEDULER}{name}": getattr(curve, name) for name in used}

@@ -68,10 +68,10 @@ TRAINING = set(
     scheduler.params.cycle_max_mom scheduler.params.decay_mom_rate
     scheduler.params.lr_range_test_min_lr scheduler.params.lr_range_test_step_size
     scheduler.params.lr_range_test_step_rate scheduler.params.lr_range_test_staircase
-    weight_decay gradient_clipping
+    weight_decay gradient_clipping ema_decay ema_interval optimizer.params.state_dtype
     zero_optimization.zero_quantized_weights zero_optimization.zero_quantized_gradients
     lr_decay_style lr_decay_iters lr_decay_fraction min_lr decay_lr_to warmup warmup_iters
-    lr_wsd_decay_style lr_wsd_decay_fraction lr_wsd_decay_iters
+    lr_wsd_decay_style lr_wsd_decay_fraction lr_wsd_decay_iters lr_wsd_decays
     train_iters train_epochs train_batch_size
     train_micro_batch_size_per_gpu gradient_accumulation_steps loss_normalization seed
     on_spike spike_threshold spike_window spike_rollback_batches

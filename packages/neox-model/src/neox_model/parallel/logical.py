@@ -117,6 +117,8 @@ class LogicalState:
         values: the elements, 1-D.
         is_split_over_model: other tensor-parallel ranks hold other blocks; False: they hold copies.
         is_split_over_data: other data-parallel ranks hold other elements of the block.
+        is_stage_copy: it belongs to the copy of a tied weight, whose owner's stage writes it.
+        if_missing: tensor to read instead from a checkpoint that lacks the state; None: that is refused.
     """
 
     name: str
@@ -126,6 +128,8 @@ class LogicalState:
     values: Tensor
     is_split_over_model: bool
     is_split_over_data: bool = False
+    is_stage_copy: bool = False
+    if_missing: str | None = None
 
     @property
     def range(self) -> tuple[tuple[tuple[int, int], ...], int, int]:
