@@ -17,12 +17,16 @@ __all__ = [
     "ArgumentLimit",
     "JoinedParts",
     "OptimizerFacts",
+    "WidthRule",
 ]
 
 FORMS_OF_ADAM = frozenset({"adam", "adamw", "cpu_adam", "cpu_torch_adam"})
 """Types that compute Adam, in lower case: each continues from the states of any other."""
 
 JoinedParts = Literal["matrices", "norms", "maxima"]
+
+WidthRule = Literal["signs", "gradients", "spectral"]
+"""What the steps of an optimizer follow: Adam's and Lion's hardly more than the signs of gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +114,7 @@ class OptimizerFacts:
         skips_on_device: True if non-finite updates are skipped without the host; otherwise the host reads one
             number per update.
         decays_weights: True if it applies weight decay.
+        width_rule: how muP changes its learning rates; None: not known.
         remark: additional information for users, as a sentence.
     """
 
@@ -132,6 +137,7 @@ class OptimizerFacts:
     is_tried_with_zero: bool = False
     skips_on_device: bool = False
     decays_weights: bool = True
+    width_rule: WidthRule | None = None
     remark: str = ""
 
     @property
@@ -215,6 +221,7 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
     for facts in (
         OptimizerFacts(
             name="Adam",
+            width_rule="signs",
             states=_MOMENTS,
             declared=(*_ADAM, "adam_w_mode"),
             redefining=_SWITCHES,
@@ -223,6 +230,7 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
         ),
         OptimizerFacts(
             name="AdamW",
+            width_rule="signs",
             states=_MOMENTS,
             declared=_ADAM,
             redefining=_SWITCHES,
@@ -231,6 +239,7 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
         ),
         OptimizerFacts(
             name="CPU_Adam",
+            width_rule="signs",
             states=_MOMENTS,
             declared=(*_ADAM, "adam_w_mode"),
             redefining=_SWITCHES,
@@ -239,6 +248,7 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
         ),
         OptimizerFacts(
             name="CPU_torch_adam",
+            width_rule="signs",
             states=_MOMENTS,
             declared=("lr", "betas", "eps"),
             redefining=_SWITCHES,
@@ -328,6 +338,7 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
         ),
         OptimizerFacts(
             name="Lion",
+            width_rule="signs",
             states=("exp_avg",),
             numbers=(),
             declared=("lr",),
@@ -336,6 +347,7 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
         ),
         OptimizerFacts(
             name="Muon",
+            width_rule="spectral",
             states=_MOMENTS,
             matrix_states=("momentum_buffer",),
             declared=("lr", "betas", "eps"),
@@ -412,6 +424,7 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
             {"momentum": 0.0, "dampening": 0.0, "nesterov": False, "fused": None},
             refused=_NOT_CAPTURABLE,
             numbers=(),
+            width_rule="gradients",
             optional={"momentum_buffer": "momentum"},
         ),
     )

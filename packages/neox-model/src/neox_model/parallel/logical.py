@@ -56,12 +56,14 @@ class Logical:
             used, and never stored.
         init: fills the whole float32 tensor in place from a generator.
         split_dim: the dimension that is split over tensor-parallel ranks; None if each has a copy.
+        kind: a key of `RunSpec.multipliers`; None: a vector, or there are none.
     """
 
     shape: tuple[int, ...]
     slices: tuple[tuple[int, int], ...]
     init: InitMethod
     split_dim: int | None
+    kind: str | None = None
 
     @property
     def model_parallel(self) -> bool:
@@ -106,6 +108,7 @@ def logical_parameter(
     group: Group = SINGLE_RANK,
     split_dim: int | None = None,
     pad: bool = False,
+    kind: str | None = None,
 ) -> nn.Parameter:
     """Return this rank's part of a logical tensor, uninitialized.
 
@@ -117,6 +120,7 @@ def logical_parameter(
             gradients of copies are summed over the group, because each rank uses its part of the sequence
             (see parallel.partial_gradients).
         pad: add padding rows on the last ranks instead of refusing sizes that do not divide.
+        kind: see `Logical`; None: that of `init`.
 
     Raises:
         LayoutError: the split dimension is not divisible by the size of the group, and `pad` is False.
@@ -135,7 +139,8 @@ def logical_parameter(
         local_shape[split_dim] = local
         slices[split_dim] = (start, min(start + local, length))
     parameter = nn.Parameter(torch.empty(local_shape, device=_DEVICE.get()))
-    logical = Logical(tuple(shape), tuple(slices), init, split_dim if group.size > 1 else None)
+    kind = kind or getattr(init, "kind", None)
+    logical = Logical(tuple(shape), tuple(slices), init, split_dim if group.size > 1 else None, kind)
     parameter.logical = logical  # type: ignore[attr-defined]
     if logical.model_parallel:
         # For DeepSpeed's norms: sum this parameter over ranks instead of counting it once.
