@@ -30,6 +30,7 @@ MASKED: dict[str, Any] = {"objective": "masked", "mask_prob": 0.3, "loss_normali
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "learned positions, layernorm, tied": {},
+    "scaled embeddings and logits": {"embedding_scale": 1.7, "logit_scale": 0.6},
     "half rotary, parallel residual, untied": {
         "pos_emb": "rotary",
         "rotary_pct": 0.5,

@@ -373,6 +373,57 @@ def test_head_gives_batch_first_logits_without_a_bias():
     torch.testing.assert_close(head(hidden()), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_embeddings_are_scaled_as_in_gemma(dtype):
+    """In 16 bits the scale is rounded, too: sqrt(3072) = 55.4256 becomes 55.5 in bfloat16."""
+    from transformers.models.gemma2.modeling_gemma2 import Gemma2TextScaledWordEmbedding
+
+    scale = 3072**0.5
+    theirs = Gemma2TextScaledWordEmbedding(11, WIDTH, 0, embed_scale=scale)
+    ours = started(Embedding(11, WIDTH, init=NORMAL, scale=scale))
+    theirs.weight.data.copy_(ours.word_embeddings.weight.data)
+    theirs, ours = theirs.to(dtype), ours.to(dtype)
+    tokens = torch.randint(0, 11, (BATCH, LENGTH))
+    assert torch.equal(ours(tokens), theirs(tokens).transpose(0, 1))
+    ours(tokens).sum().backward()
+    theirs(tokens).sum().backward()
+    # The first entry is their padding.
+    torch.testing.assert_close(ours.word_embeddings.weight.grad[1:], theirs.weight.grad[1:])
+
+
+def test_only_embeddings_of_tokens_are_scaled():
+    embedding = started(
+        Embedding(
+            11, WIDTH, init=NORMAL, scale=3.0, position=partial(LearnedPosition, LENGTH, WIDTH, init=NORMAL)
+        )
+    )
+    tokens = torch.randint(0, 11, (BATCH, LENGTH))
+    words, positions = embedding.word_embeddings.weight, embedding.position_embeddings.weight
+    torch.testing.assert_close(
+        embedding(tokens), 3.0 * words[tokens].transpose(0, 1) + positions.unsqueeze(1)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_logits_are_scaled_once_in_the_head_and_in_the_loss(dtype):
+    head = started(LMHead(11, WIDTH, init=NORMAL, scale=0.7)).to(dtype)
+    given = hidden().to(dtype).requires_grad_()
+    labels, mask = torch.randint(0, 11, (BATCH, LENGTH)), torch.rand(BATCH, LENGTH)
+    exact = [each.detach().double().requires_grad_() for each in (given, head.weight)]
+    logits = 0.7 * (exact[0] @ exact[1].T).transpose(0, 1)
+    each = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+    expected = (each * mask.flatten()).sum()
+    found = head(given, (labels, mask), LMLoss(11, scale=0.7, chunk_rows=5))
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(head(given).double(), logits, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=tolerance)
+    gradients = zip(
+        torch.autograd.grad(found, (given, head.weight)), torch.autograd.grad(expected, exact), strict=True
+    )
+    for mine, theirs in gradients:
+        torch.testing.assert_close(mine.double(), theirs, atol=tolerance, rtol=tolerance)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_loss_is_the_weighted_mean_over_tokens_and_so_is_its_gradient(dtype):
     # 700 x 1000 numbers: more than one block of the cross entropy.

@@ -83,10 +83,12 @@ class Embedding:
 
     Args:
         multiple: the number of entries of the vocabulary is rounded up to a multiple of it.
+        scale: the vector of a token is multiplied by it.
         position: positions that are added to it; None: none are.
     """
 
     multiple: int = of("make_vocab_size_divisible_by")
+    scale: float = of("embedding_scale")
     position: AddedPosition | None = of("pos_emb")
 
     def entries(self, vocab_size: int) -> int:
@@ -96,9 +98,15 @@ class Embedding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """A head with a logit per entry of the vocabulary; `tied`: its matrix is that of the embedding."""
+    """A head with a logit per entry of the vocabulary.
+
+    Args:
+        tied: its matrix is that of the embedding.
+        scale: logits are multiplied by it.
+    """
 
     tied: bool = of("no_weight_tying")
+    scale: float = of("logit_scale")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

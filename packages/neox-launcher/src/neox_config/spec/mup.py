@@ -116,8 +116,8 @@ class _Weight:
 
 
 # Rule of an optimizer -> how many times as large the learning rate of a weight is as in the base model, and
-# the power of the weight's own factor in it. A gradient is as small as a layer is wide and as the model is deep, which
-# SGD's steps are in proportion to, and Adam's and Lion's do not depend on.
+# the power of the weight's own factor in it. A gradient is as small as a layer is wide and as the model is
+# deep: SGD's steps are in proportion to it, Adam's and Lion's do not depend on its size.
 _RATES: Mapping[WidthRule, tuple[Callable[[_Weight, float], float], int]] = {
     "signs": (lambda weight, depth: 1 / (weight.columns or 1), 1),
     "gradients": (
@@ -143,8 +143,8 @@ def _spectral_rate(weight: _Weight) -> float:
 def read_multipliers(config: NeoXConfig, model: ModelSpec) -> Mapping[str, Multipliers]:
     """Return the multipliers of each kind of weight; empty without muP.
 
-    Kinds are those that `logical_parameter` is given, `other` for weights that muP leaves alone. Those without
-    a kind are `layer_vector` in layers, and `vector` outside them.
+    Kinds are those that `logical_parameter` is given, `other` for weights that muP leaves alone. Weights
+    without a kind are `layer_vector` in layers, and `vector` outside them.
     """
     if not config.mup.use_mup:
         return {}

@@ -10,6 +10,7 @@ from neox_config.schema.config import NeoXConfig
 from neox_config.schema.sections.model import ModelSection
 from neox_config.spec.mixers import MLP, read_mixer
 from neox_config.spec.model import Adapters, Embedding, Layer, ModelSpec, Norm, Retrieval, Vocabulary
+from neox_config.spec.mup import with_factors
 from neox_config.spec.positions import AddedPosition, read_position
 
 __all__ = ["read_model"]
@@ -21,12 +22,13 @@ def read_model(config: NeoXConfig) -> ModelSpec:
     owners = weight_owners(model.num_layers, model.num_unique_layers, model.param_sharing_style)
     norm = _norm(model)
     position, channel = read_position(config), MLP.read(config)
-    return ModelSpec(
+    spec = ModelSpec(
         width=model.hidden_size,
         max_positions=model.max_position_embeddings,
         objective=model.objective,
         embedding=Embedding(
             multiple=model.make_vocab_size_divisible_by,
+            scale=model.embedding_scale,
             position=position if isinstance(position, AddedPosition) else None,
         ),
         layers=tuple(
@@ -44,6 +46,7 @@ def read_model(config: NeoXConfig) -> ModelSpec:
         head=_head(config),
         adapters=_adapters(config),
     )
+    return with_factors(spec, config)
 
 
 def _norm(model: ModelSection) -> Norm:
@@ -60,7 +63,7 @@ def _head(config: NeoXConfig) -> Vocabulary | Retrieval:
         size = config.objective.ict_head_size
         assert size is not None, "a rule requires ict_head_size"
         return Retrieval(size=size, shared=config.objective.ict_shared_towers)
-    return Vocabulary(tied=not config.model.no_weight_tying)
+    return Vocabulary(tied=not config.model.no_weight_tying, scale=config.model.logit_scale)
 
 
 def _adapters(config: NeoXConfig) -> Adapters | None:

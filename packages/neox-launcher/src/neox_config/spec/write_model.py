@@ -53,6 +53,10 @@ def settings_of(spec: ModelSpec) -> Settings:
         settings["objective"] = spec.objective
     if isinstance(spec.head, Retrieval):
         settings |= {"ict-head-size": spec.head.size, "ict-shared-towers": spec.head.shared}
+    elif spec.head.scale != 1.0:
+        settings["logit-scale"] = spec.head.scale
+    if spec.embedding.scale != 1.0:
+        settings["embedding-scale"] = spec.embedding.scale
     if spec.adapters is not None:
         settings |= {
             "lora-rank": spec.adapters.rank,

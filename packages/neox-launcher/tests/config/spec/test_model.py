@@ -75,6 +75,8 @@ def drawn(seed: int) -> dict[str, object]:
         "num-unique-layers": draw.choice([each for each in range(1, layers + 1) if layers % each == 0]),
         "param-sharing-style": draw.choice(("grouped", "spaced")),
         "make-vocab-size-divisible-by": draw.choice((1, 64)),
+        "embedding-scale": draw.choice((0.5, 3.0)),
+        "logit-scale": draw.choice((0.5, 3.0)),
         "gmlp-attn-dim": draw.choice((8, None)),
         "attention-config": [draw.choice(list(ATTENTION_FACTS)) for _ in range(layers)],
         "sliding-window-width": draw.randint(1, 99),

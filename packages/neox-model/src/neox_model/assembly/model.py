@@ -99,6 +99,7 @@ def build_plan(
         kwargs={
             **vocabulary,
             "position": build_input_position(spec.embedding, spec.width, build_init(run, "position"), group),
+            "scale": spec.embedding.scale,
             "dropout": run.dropout.hidden,
         },
         tied=owner,
@@ -115,7 +116,8 @@ def build_plan(
     if type(spec.head) in HEADS:
         head = _head_module(spec).plan_head(spec.head, hidden_size=spec.width, init=init, group=group)
     else:
-        head = LayerPlan(name="lm_head", cls=LMHead, kwargs=vocabulary, tied=owner, tied_weight="weight")
+        kwargs = {**vocabulary, **_of_logits(spec)}
+        head = LayerPlan(name="lm_head", cls=LMHead, kwargs=kwargs, tied=owner, tied_weight="weight")
     return [embedding, *layers, norm, head]
 
 
@@ -171,7 +173,7 @@ def build_model(spec: ModelSpec, run: RunSpec, groups: Groups, *, vocab_size: in
     plan = build_plan(spec, run, groups, vocab_size=vocab_size, device=device)
     entries = spec.embedding.entries(vocab_size)
     operator = choose_loss_operator(spec, run, groups, device=device, vocab_size=entries)
-    loss = _loss(run, groups.model, entries, operator=operator)
+    loss = _loss(spec, run, groups.model, entries, operator=operator)
     # Initialize weights where they are allocated: generators of host and device give different numbers.
     with torch.device("cpu") if on_host else device, partitioned_as_built(run, groups):
         model = _assemble(plan, spec, run, groups, loss)
@@ -218,7 +220,7 @@ def build_stage(spec: ModelSpec, run: RunSpec, groups: Groups, *, vocab_size: in
     with device:
         model = SequentialModel(
             plan[start:stop],
-            loss_fn=_loss(run, groups.model, spec.embedding.entries(vocab_size)),
+            loss_fn=_loss(spec, run, groups.model, spec.embedding.entries(vocab_size)),
             autocast=build_autocast(run.precision.autocast, device),
             owners=plan[:start],
         )
@@ -228,10 +230,18 @@ def build_stage(spec: ModelSpec, run: RunSpec, groups: Groups, *, vocab_size: in
     return model
 
 
-def _loss(run: RunSpec, group: Group, entries: int, *, operator: LossOperator | None = None) -> LMLoss:
+def _of_logits(spec: ModelSpec) -> dict[str, Any]:
+    """Return the arguments of head and loss that determine the logits of a product."""
+    return {"scale": spec.head.scale} if isinstance(spec.head, Vocabulary) else {}
+
+
+def _loss(
+    spec: ModelSpec, run: RunSpec, group: Group, entries: int, *, operator: LossOperator | None = None
+) -> LMLoss:
     return LMLoss(
         entries,
         group,
+        **_of_logits(spec),
         operator=operator,
         keeps_gradients=run.layout.splits_backward,
         dtype=None if run.precision.loss is None else DTYPES[run.precision.loss],

@@ -97,7 +97,7 @@ def _with_multipliers(
     """Return the parameter groups of muP, and log what each kind of weight is multiplied by."""
     for kind, each in run.multipliers.items():
         logger.info(
-            "muP: %s: initial values x %.4g, learning rate x %.4g, weight decay x %.4g, epsilon x %.4g; it %s",
+            "muP: %s: initial values x %.4g, rate x %.4g, weight decay x %.4g, epsilon x %.4g; it %s",
             *(kind, each.std, each.rate, each.decay, each.epsilon, each.reason),
         )
     in_layers = {id(each) for name, each in named_logical_parameters(model) if name.startswith("layers.")}

@@ -190,7 +190,8 @@ def open_weights(folder: Path, family: Family, stated: ModelSpec) -> tuple[Weigh
         has_one_shape = files.tensors[embedding].shape == files.tensors[head].shape
         pairs = zip(files.row_chunks(embedding), files.row_chunks(head), strict=True)
         if not has_one_shape or not all(torch.equal(one, other) for one, other in pairs):
-            return files, replace(stated, head=Vocabulary(tied=False))
+            assert isinstance(stated.head, Vocabulary), "no other head is tied"
+            return files, replace(stated, head=replace(stated.head, tied=False))
     tensor = files.tensors.pop(head)
     files.tensors.setdefault(embedding or family.weight_outside(TOKEN_EMBEDDING), tensor)
     return files, stated

@@ -15,12 +15,13 @@ __all__ = ["Embedding"]
 
 
 class Embedding(nn.Module):
-    """Computes dropout(word + position), as hidden_SBD.
+    """Computes dropout(scale * word + position), as hidden_SBD.
 
     Args:
         vocab_size: size of the logical vocabulary.
         hidden_size: model width.
         init: fills the word embeddings.
+        scale: factor of the word embeddings, rounded to their dtype (as transformers does in Gemma).
         position: factory of the position embedding that is added (LearnedPosition, SinusoidalPosition); None:
             no position embedding.
         dropout: dropout probability.
@@ -33,6 +34,7 @@ class Embedding(nn.Module):
         hidden_size: int,
         *,
         init: InitMethod,
+        scale: float = 1.0,
         position: Callable[[], nn.Module] | None = None,
         dropout: float = 0.0,
         group: Group = SINGLE_RANK,
@@ -40,6 +42,7 @@ class Embedding(nn.Module):
         super().__init__()
         self.word_embeddings = VocabParallelEmbedding(vocab_size, hidden_size, init=init, group=group)
         self.position_embeddings = position() if position is not None else None
+        self.scale = scale
         self.dropout = dropout
         self.group = group
 
@@ -59,6 +62,8 @@ class Embedding(nn.Module):
     def _embed(self, tokens_BS: Tensor, positions_BS: Tensor | None) -> Tensor:
         # Transpose the tokens, not their embeddings: the result is sequence-first without a copy.
         hidden_SBD = self.word_embeddings(tokens_BS.t())
+        if self.scale != 1.0:
+            hidden_SBD = hidden_SBD * torch.tensor(self.scale, dtype=hidden_SBD.dtype, device="cpu")
         if self.position_embeddings is not None:
             if positions_BS is None:
                 positions_SB = torch.arange(tokens_BS.shape[1], device=tokens_BS.device).unsqueeze(1)

@@ -24,9 +24,14 @@ from neox_model.parallel.sequence import to_column_parallel
 __all__ = ["LMHead", "LMLoss", "compute_logits", "gather_vocabulary"]
 
 
-def compute_logits(hidden_SBD: Tensor, weight_VD: Tensor, group: Group) -> Tensor:
-    """Return logits_BSV of this rank's part of the vocabulary."""
-    return _logits(to_column_parallel(hidden_SBD, group), weight_VD)
+def compute_logits(hidden_SBD: Tensor, weight_VD: Tensor, group: Group, scale: float = 1.0) -> Tensor:
+    """Return logits_BSV of this rank's part of the vocabulary, multiplied by `scale`."""
+    return _logits(_scaled(to_column_parallel(hidden_SBD, group), scale), weight_VD)
+
+
+def _scaled(hidden_SBD: Tensor, scale: float) -> Tensor:
+    # Of the logits, which are linear: there are fewer hidden states.
+    return hidden_SBD if scale == 1.0 else hidden_SBD * scale
 
 
 def _logits(hidden_SBD: Tensor, weight_VD: Tensor) -> Tensor:
@@ -41,6 +46,7 @@ class LMHead(nn.Module):
         hidden_size: model width.
         init: fills the weight.
         group: the ranks over which the vocabulary is split.
+        scale: factor of the logits; `LMLoss` has its own.
         weight: another layer's parameter (a tied head); None: create a parameter.
     """
 
@@ -51,10 +57,12 @@ class LMHead(nn.Module):
         *,
         init: InitMethod,
         group: Group = SINGLE_RANK,
+        scale: float = 1.0,
         weight: nn.Parameter | None = None,
     ) -> None:
         super().__init__()
         self.group = group
+        self.scale = scale
         self.weight = (
             logical_parameter((vocab_size, hidden_size), init=init, group=group, split_dim=0, pad=True)
             if weight is None
@@ -69,7 +77,7 @@ class LMHead(nn.Module):
     ) -> Tensor:
         """Return logits_BSV of this rank's part of the vocabulary; given `targets` and `loss`, the loss."""
         if targets is None or loss is None:
-            return compute_logits(hidden_SBD, self.weight, self.group)
+            return compute_logits(hidden_SBD, self.weight, self.group, self.scale)
         return loss.of_hidden(to_column_parallel(hidden_SBD, self.group), self.weight, targets)
 
 
@@ -81,6 +89,7 @@ class LMLoss:
     Args:
         vocab_size: size of the logical vocabulary.
         group: the ranks over which the vocabulary is split; the call is collective over it.
+        scale: factor of the logits in `of_hidden`.
         dtype: dtype in which the cross entropy is computed; None: float32.
         chunk_rows: tokens per chunk of logits in `of_hidden`; None chooses by the device.
         keeps_gradients: see `projected_cross_entropy`.
@@ -92,6 +101,7 @@ class LMLoss:
         vocab_size: int,
         group: Group = SINGLE_RANK,
         *,
+        scale: float = 1.0,
         dtype: torch.dtype | None = None,
         chunk_rows: int | None = None,
         keeps_gradients: bool = False,
@@ -99,6 +109,7 @@ class LMLoss:
     ) -> None:
         self.vocab_size = vocab_size
         self.group = group
+        self.scale = scale
         self.dtype = dtype
         self.chunk_rows = chunk_rows
         self.keeps_gradients = keeps_gradients
@@ -120,6 +131,7 @@ class LMLoss:
             # Autocast does not affect functions that compute their own gradients.
             dtype = torch.get_autocast_dtype(device)
             hidden_SBD, weight_VD = hidden_SBD.to(dtype), weight_VD.to(dtype)
+        hidden_SBD = _scaled(hidden_SBD, self.scale)
         if hidden_SBD.dtype == torch.float16:
             return self(_logits(hidden_SBD, weight_VD), targets)
         # Transpose the labels to the order of the hidden states, which moves less memory than the reverse.

@@ -247,6 +247,22 @@ class ModelSection(Section, resume="model"):
         origin="Meg",
         doc="Use a separate output projection instead of sharing the weights of the token embedding.",
     )
+    embedding_scale: float = param(
+        1.0,
+        origin="ours",
+        gt=0,
+        le=1_000_000,
+        doc="Multiply the embeddings of tokens by this, rounded to the dtype of the weights, before "
+        "positions are added. Gemma has sqrt(hidden-size).",
+    )
+    logit_scale: float = param(
+        1.0,
+        origin="ours",
+        gt=0,
+        le=1_000_000,
+        used_when="objective is not ict",
+        doc="Multiply the logits by this, in training and in generation.",
+    )
     num_unique_layers: int | None = param(
         None,
         origin="Meg",

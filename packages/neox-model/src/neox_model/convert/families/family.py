@@ -27,6 +27,7 @@ _LAYER = "layers"
 _COMMON: Mapping[str, Any] = {
     "objective": "causal",
     "embedding.multiple": 1,
+    "embedding.scale": 1.0,
     "embedding.position": None,
     "layers.mixer": "Attention",
     "layers.mixer.kind": "global",
@@ -41,6 +42,7 @@ _COMMON: Mapping[str, Any] = {
     "layers.residual_after_norm": False,
     "layers.owner": None,
     "head": "Vocabulary",
+    "head.scale": 1.0,
     "adapters": None,
 }
 """What the models of all classes have, unless a table states something else, by path."""

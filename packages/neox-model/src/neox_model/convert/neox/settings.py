@@ -19,9 +19,10 @@ from neox_config.problems import in_words
 from neox_config.schema.config import sections
 from neox_config.schema.sections.attention import AttentionSection
 from neox_config.schema.sections.model import ModelSection
-from neox_config.spec.model import Attention, Layer, Rotary
+from neox_config.spec.model import Attention, ModelSpec, Rotary
 from neox_config.spec.recorded import MODEL_SECTIONS, model_of
 from neox_config.spec.resume import flat_values
+from neox_config.spec.values import flat, parameters_of
 from neox_model.convert.checkpoints import model_parameters
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.neox.files import FIRST_BLOCK, Key, NeoXFiles
@@ -38,6 +39,8 @@ _PADDING = "make_vocab_size_divisible_by"
 # Without these, recorded arguments do not determine the model.
 _NEEDED = ("num_layers", "hidden_size", "num_attention_heads", "pos_emb", "norm", "no_weight_tying")
 _EMBEDDING = Key(0, "word_embeddings.weight")
+# Values by path in the model of all that GPT-NeoX trains.
+_WITHOUT: Mapping[str, Any] = {"embedding.scale": 1.0, "head.scale": 1.0}
 _FORMER_NAMES = {"SPMTokenizer": "SentencePieceTokenizer"}
 
 
@@ -99,7 +102,7 @@ def read_settings(files: NeoXFiles, given: Sequence[Path]) -> Settings:
         resolved = model_of(recorded)
     except (ConfigError, ValidationError) as error:
         raise ConversionError(f"the model of {files.folder} cannot be built: {error}") from error
-    _refuse_options(files, config.attention, resolved.model.layers)
+    _refuse_options(files, config.attention, resolved.model)
     return Settings(config, resolved, rows, read)
 
 
@@ -150,9 +153,9 @@ def _stored(files: NeoXFiles, model: ModelSection) -> dict[str, Any]:
     return found
 
 
-def _refuse_options(files: NeoXFiles, section: AttentionSection, layers: Sequence[Layer]) -> None:
+def _refuse_options(files: NeoXFiles, section: AttentionSection, model: ModelSpec) -> None:
     """Refuse options that GPT-NeoX does not have, or whose meaning depends on its version."""
-    first = layers[0]
+    layers, first = model.layers, model.layers[0]
     refused = ["apply-residual-connection-post-layernorm: true"] if first.residual_after_norm else []
     kinds = (layer.mixer.kind for layer in layers if not isinstance(layer.mixer, Attention))
     refused += [f"attention-config: {kind}" for kind in dict.fromkeys(kinds)]
@@ -161,6 +164,12 @@ def _refuse_options(files: NeoXFiles, section: AttentionSection, layers: Sequenc
     position = getattr(first.mixer, "position", None)
     if isinstance(position, Rotary) and position.scaling:
         refused.append("rotary-scaling, which GPT-NeoX does not have")
+    values = flat(model)
+    refused += [
+        f"{parameters_of(ModelSpec, path)[0].replace('_', '-')}, which GPT-NeoX does not have"
+        for path, neutral in _WITHOUT.items()
+        if values.get(path, neutral) != neutral
+    ]
     if first.residual == "parallel" and first.channel is not None and not first.channel.bias:
         refused.append("gpt-j-residual and use-bias-in-mlp: false, where GPT-NeoX leaves out attention")
     if refused:
