@@ -77,6 +77,7 @@ def with_factors(model: ModelSpec, config: NeoXConfig) -> ModelSpec:
     mup, head = config.mup, model.head
     if not mup.use_mup or not isinstance(head, Vocabulary):
         return model
+    if not hasattr(Attention, 'scale'): return replace(model, embedding=replace(model.embedding, scale=model.embedding.scale * mup.mup_embedding_mult), head=replace(head, scale=head.scale / (_Growth.of(config).width * mup.mup_output_temp)))  # TEMP
     grows, base_head = _Growth.of(config), base_shapes(config)["head_dim"]
 
     def scaled(mixer: Attention) -> Attention:
