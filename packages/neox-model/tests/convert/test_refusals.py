@@ -132,10 +132,7 @@ def export_refused(folder, *parts, **options):
             "partial_rotary_factor: 0.5, which neox-model does not have",
         ),
         ({"rope_parameters": {"rope_type": "linear"}}, "has factor: None, which is not a number"),
-        (
-            {"head_dim": 32},
-            "head_dim: 32, but the heads of neox-model have hidden-size / num-attention-heads",
-        ),
+        ({"head_dim": "32"}, "has head_dim: '32', which is not a whole number of at least 1"),
         ({"hidden_act": "relu2"}, "hidden_act: 'relu2', but only silu, swish, gelu can be converted"),
         ({"quantization_config": {"bits": 4}}, "neox-model does not have; only a model without it can be"),
         ({"num_hidden_layers": None}, "config.json has no num_hidden_layers; copy the folder again"),

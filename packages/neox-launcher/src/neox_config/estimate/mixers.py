@@ -124,7 +124,9 @@ def keys_per_query(mixer: Attention, model: ModelSpec, length: int) -> int:
 
 def keeps_scores(mixer: Attention, run: RunSpec) -> bool:
     """Return True if attention stores its scores, instead of being computed by flash attention."""
-    return run.fusions.stores_scores or isinstance(mixer.position, Rpe)
+    # FlexAttention has no dropout.
+    is_eager = mixer.changes_scores and run.dropout.attention > 0
+    return run.fusions.stores_scores or isinstance(mixer.position, Rpe) or is_eager
 
 
 def kept_by_norm(norm: Norm, width: int, size: int, device: str, *, is_compiled: bool) -> int:
@@ -174,6 +176,10 @@ def _tensors_of_attention(mixer: Attention, layer: Layer, model: ModelSpec) -> I
     width, query, keys = model.width, mixer.query_width, 2 * mixer.key_width
     yield from _adapted(model, "qkv", "attention", width, query + keys, is_column=True, bias=mixer.qkv_bias)
     yield from _adapted(model, "dense", "attention", query, width, is_column=False, bias=mixer.output_bias)
+    if mixer.gate != "none":
+        yield from _linear("attention", width, mixer.gate_width, is_column=True, bias=False)
+    if mixer.sinks:
+        yield Weights("attention", mixer.heads, is_split=True)
     if isinstance(mixer.position, Rpe):
         buckets = mixer.position.buckets
         yield Weights("positions", buckets * mixer.heads, is_split=True, row=buckets, splits_columns=True)
@@ -188,6 +194,9 @@ def _kept_by_attention(mixer: Attention, layer: Layer, setup: Setup, is_compiled
     """Return the bytes per token of attention without its scores: query, key, value and context."""
     width, key_width, run = mixer.query_width, mixer.key_width, setup.run
     kept = 2 * width + 2 * key_width
+    if mixer.gate != "none":
+        # What the gate is, and the product with it.
+        kept += mixer.gate_width + width
     # With rope_fusion: auto a trial decides, and more memory is the safe estimate.
     rotates_in_place = run.fusions.rope is True and mixer.heads == mixer.kv_heads
     if rotates_in_place and not run.fusions.has_second_derivatives and not is_compiled:
@@ -206,6 +215,9 @@ def _scores(mixer: Attention, setup: Setup) -> int:
     if not keeps_scores(mixer, setup.run):
         return 4 * mixer.heads
     size = setup.element_bytes
+    if mixer.changes_scores:
+        # They are limited, and their softmax is computed, in float32, and kept.
+        size += 8 if mixer.softcap is not None else 4
     per_score = 2 * size + 1 if setup.run.dropout.attention > 0 else size
     return per_score * mixer.heads * keys_per_query(mixer, setup.model, setup.run.batch.length)
 

@@ -76,10 +76,13 @@ def _of_layers(resolved: Resolved) -> Iterator[Problem]:
     # What follows from an aligned head: the hidden size, and the parts of attention's matrices on each rank.
     aligned = -(-model.width // (ALIGNED * heads)) * ALIGNED * heads
     if attention is not None:
+        name, remedy = "num_attention_heads", f"set hidden-size: {aligned}, or another num-attention-heads"
         gives = f"gives heads of width {attention.head_width} with hidden-size: {model.width}"
-        remedy = f"set hidden-size: {aligned}, or another num-attention-heads"
-        yield from _note("num_attention_heads", gives, attention.head_width, remedy)
-    else:
+        if config.model.head_dim is not None:
+            name, remedy = "head_dim", f"set head-dim: {next_aligned(attention.head_width)}"
+            gives = "is the width of heads"
+        yield from _note(name, gives, attention.head_width, remedy)
+    if attention is None or config.model.head_dim is not None:
         widths = [each.width if isinstance(each, SpatialMLP) else model.width for each in mixers]
         numbers = gcd(model.width, *(each // ranks for each in widths))
         remedy = f"set hidden-size: {aligned}"

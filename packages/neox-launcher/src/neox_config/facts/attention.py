@@ -13,6 +13,7 @@ __all__ = [
     "ROWS_OF_ENCODER",
     "RPE_OF_ENCODER",
     "WITHOUT_HEADS",
+    "WITH_HEADS",
     "AttentionFacts",
     "has_layers",
     "layers_using",
@@ -86,6 +87,9 @@ def has_layers(types: tuple[str, ...]) -> str:
     """Return the condition that a model has layers of one of these types, for the reference."""
     return f"attention_config has {one_of(types)} layers"
 
+
+WITH_HEADS = has_layers(tuple(name for name, facts in ATTENTION_FACTS.items() if facts.has_heads))
+"""Condition of the parameters of attention over heads, for the reference."""
 
 # Conditions of parameters that have an effect in encoders alone.
 BLOCKS_OF_ENCODER = "objective is not causal and attention_config has layers in blocks"

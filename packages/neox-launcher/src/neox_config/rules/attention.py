@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from neox_config.derive.attention_layers import expand_attention, types_in
 from neox_config.derive.objective import is_encoder
+from neox_config.derive.widths import head_width
 from neox_config.facts.attention import ATTENTION_FACTS
 from neox_config.pluralize import pluralize
 from neox_config.problems import Problem
@@ -21,9 +22,12 @@ def attention_config_fits_the_layers(c: NeoXConfig) -> Iterator[Problem]:
 
 def rotary_turns_pairs_of_channels(c: NeoXConfig) -> Iterator[Problem]:
     """Require rotary embeddings to rotate an even number of each head's dimensions."""
-    if c.attention.pos_emb != "rotary" or c.model.hidden_size % c.model.num_attention_heads:
+    is_given = c.model.head_dim is not None
+    if c.attention.pos_emb != "rotary" or (
+        not is_given and c.model.hidden_size % c.model.num_attention_heads
+    ):
         return
-    width = c.model.hidden_size // c.model.num_attention_heads
+    width = head_width(c)
     rotated = int(width * c.attention.rotary_pct)
     if rotated % 2 or rotated == 0:
         yield Problem(
@@ -31,7 +35,7 @@ def rotary_turns_pairs_of_channels(c: NeoXConfig) -> Iterator[Problem]:
             f"rotates {rotated} of the {width} dimensions of each head; must be an even number, at least 2",
             "use 1, 0.5 or 0.25, or another head size"
             if width % 2 == 0
-            else "change hidden-size or num-attention-heads",
+            else f"change {'head-dim' if is_given else 'hidden-size or num-attention-heads'}",
         )
 
 

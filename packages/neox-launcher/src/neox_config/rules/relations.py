@@ -66,11 +66,10 @@ def limits_are_in_order(c: NeoXConfig) -> Iterator[Problem]:
 
 def sizes_divide_others(c: NeoXConfig) -> Iterator[Problem]:
     """Require heads to divide the width, shared layers all layers, and blocks of tokens their sequences."""
-    pairs = {
-        "num_attention_heads": "hidden_size",
-        "num_kv_heads": "num_attention_heads",
-        "num_unique_layers": "num_layers",
-    }
+    pairs = {"num_kv_heads": "num_attention_heads", "num_unique_layers": "num_layers"}
+    with suppress(InvalidValue):
+        if c.model.head_dim is None:
+            pairs["num_attention_heads"] = "hidden_size"
     with suppress(InvalidValue):
         kinds = [ATTENTION_FACTS[kind] for kind in types_in(c)]
         if any(kind.is_in_blocks for kind in kinds):

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from neox_config.derive.attention_layers import has_qkv_bias
 from neox_config.derive.objective import sees_later_tokens
-from neox_config.derive.widths import mlp_width
+from neox_config.derive.widths import head_width, mlp_width
 from neox_config.facts.activations import ACTIVATION_FACTS
 from neox_config.facts.attention import ATTENTION_FACTS
 from neox_config.schema.config import NeoXConfig
@@ -34,17 +34,26 @@ class Attention:
         position: what attention knows about positions; None: nothing.
         qkv_bias: the query-key-value projection has a bias.
         output_bias: the output projection has a bias.
+        scale: what multiplies products of queries and keys; None: head_width ** -0.5.
+        softcap: limit of scaled scores, as softcap * tanh(scores / softcap); None: they have none.
+        sinks: the softmax of each head has a learned score without a value.
+        gate: results are multiplied by the sigmoid of a projection of the input, one number per head, or per
+            channel of each (element).
     """
 
     kind: str = of("attention_config", compare=False)
     heads: int = of("num_attention_heads")
     kv_heads: int = of("num_kv_heads", "num_attention_heads")
-    head_width: int = of("hidden_size", "num_attention_heads")
+    head_width: int = of("head_dim", "hidden_size", "num_attention_heads")
     pattern: Pattern | None = of("sliding_window_width", "attention_config")
     both_ways: bool = of("objective", "sparsity_config.attention")
     position: AttentionPosition | None = of("pos_emb")
     qkv_bias: bool = of("use_bias_in_qkv", "use_bias_in_attn_linear")
     output_bias: bool = of("use_bias_in_attn_linear")
+    scale: float | None = of("attention_scale", default=None)
+    softcap: float | None = of("attention_softcap", default=None)
+    sinks: bool = of("attention_sinks", default=False)
+    gate: Literal["none", "head", "element"] = of("attention_gate", default="none")
 
     def pattern_within(self, length: int) -> Pattern | None:
         """Return the pattern, without a sliding window into which sequences of this length fit."""
@@ -63,30 +72,51 @@ class Attention:
         """Width of all query heads."""
         return self.head_width * self.heads
 
+    @property
+    def gate_width(self) -> int:
+        """Outputs of the projection of the gate."""
+        return {"none": 0, "head": self.heads, "element": self.query_width}[self.gate]
+
+    @property
+    def changes_scores(self) -> bool:
+        """True if PyTorch's scaled_dot_product_attention does not compute it."""
+        return self.softcap is not None or self.sinks
+
     @classmethod
     def read(cls, config: NeoXConfig, kind: str, layer_index: int) -> Self:
         """Return the mixer of a layer of an attention type."""
-        model = config.model
-        position = read_position(config, layer_index)
+        model, attention = config.model, config.attention
+        position, width = read_position(config, layer_index), head_width(config)
         return cls(
             kind=kind,
             heads=model.num_attention_heads,
             kv_heads=model.num_kv_heads or model.num_attention_heads,
-            head_width=model.hidden_size // model.num_attention_heads,
+            head_width=width,
             pattern=read_pattern(config, kind),
             both_ways=sees_later_tokens(config, kind),
             position=position if isinstance(position, AttentionPosition) else None,
             qkv_bias=has_qkv_bias(config),
             output_bias=model.use_bias_in_attn_linear,
+            scale=None if attention.attention_scale == width**-0.5 else attention.attention_scale,
+            softcap=attention.attention_softcap,
+            sinks=attention.attention_sinks,
+            gate=attention.attention_gate,
         )
 
     def settings(self) -> Settings:
         """Return the parameters that give it."""
-        settings: Settings = {"num-attention-heads": self.heads, "use-bias-in-attn-linear": self.output_bias}
+        settings: Settings = {
+            "num-attention-heads": self.heads,
+            "head-dim": self.head_width,
+            "use-bias-in-attn-linear": self.output_bias,
+        }
         if self.qkv_bias != self.output_bias:
             settings["use-bias-in-qkv"] = self.qkv_bias
         if self.kv_heads != self.heads:
             settings["num-kv-heads"] = self.kv_heads
+        for name, neutral in (("scale", None), ("softcap", None), ("sinks", False), ("gate", "none")):
+            if getattr(self, name) != neutral:
+                settings[f"attention-{name}"] = getattr(self, name)
         return settings
 
 

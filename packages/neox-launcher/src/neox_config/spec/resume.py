@@ -32,7 +32,7 @@ from neox_config.problems import in_words
 from neox_config.schema.config import NeoXConfig, all_parameters, sections
 from neox_config.schema.parameter import Resume, Section, entry_section, inner_section, resume_of
 from neox_config.schema.sections.optimizer import OptimizerParams, Scheduler, SchedulerParams
-from neox_config.spec.model import Blocks, Learned, SpatialMLP
+from neox_config.spec.model import Attention, Blocks, Learned, SpatialMLP
 from neox_config.spec.recorded import FORMER_WIDTH, recorded_sections
 from neox_config.spec.resolve import Resolved, resolve
 
@@ -344,12 +344,20 @@ def _of_model(resolved: Resolved) -> dict[str, Any]:
     scaling = {}
     if attention.pos_emb == "rotary":
         scaling = attention.rotary_scaling.in_use(section.max_position_embeddings)
+    heads = next((each for each in kinds.values() if isinstance(each, Attention)), None)
     blocks = [
         pattern for each in kinds.values() if isinstance(pattern := getattr(each, "pattern", None), Blocks)
     ]
     return {
         "lora_target_modules": (list(model.adapters.matrices) if model.adapters else None) or _UNUSED,
         "num_kv_heads": section.num_kv_heads or section.num_attention_heads,
+        # Null if they are the usual ones.
+        "head_dim": _UNUSED
+        if heads is None
+        else heads.head_width
+        if heads.query_width != model.width
+        else None,
+        "attention_scale": _UNUSED if heads is None else heads.scale,
         "max_position_embeddings": added.count if isinstance(added, Learned) else _UNUSED,
         "norm": model.norm.kind,
         "use_bias_in_qkv": has_qkv_bias(config),

@@ -15,7 +15,7 @@ _FIRST = (
     *("max-position-embeddings", "seq-length", "activation", "norm"),
     *("layernorm-epsilon", "rms-norm-epsilon", "scalenorm-epsilon", "pos-emb", "no-weight-tying"),
     *("use-bias-in-attn-linear", "use-bias-in-mlp", "use-bias-in-qkv", "openai-gelu", "use-bias-in-norms"),
-    *("num-kv-heads", "gpt-j-residual", "rotary-pct", "rotary-emb-base", "rotary-scaling"),
+    *("num-kv-heads", "head-dim", "gpt-j-residual", "rotary-pct", "rotary-emb-base", "rotary-scaling"),
 )
 """What a file lists first, in this order."""
 
@@ -43,6 +43,8 @@ def settings_of(spec: ModelSpec) -> Settings:
         **_joined(map(settings_of_position, _positions(spec))),
         "no-weight-tying": not isinstance(spec.head, Retrieval) and not spec.head.tied,
     }
+    if settings.get("head-dim", 0) * settings["num-attention-heads"] == spec.width:
+        del settings["head-dim"]
     if norm.has_bias:
         settings["use-bias-in-norms"] = spec.norm.bias
     if first.residual == "parallel":

@@ -141,6 +141,8 @@ def _heads(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
     return {
         "num_attention_heads": few * ratio,
         "num_kv_heads": None if model.num_kv_heads is None else few,
+        # A width that does not follow from the others.
+        "head_dim": None if model.head_dim is None else 2 * width,
         "hidden_size": few * ratio * width,
     }
 

@@ -17,9 +17,11 @@ from neox_model.layers.attention import (
     DenseCore,
     DocumentMasks,
     FlexCore,
+    FlexScoresCore,
     ParallelAttention,
     SoftmaxCore,
 )
+from neox_model.layers.attention.flex import FlexBase
 from neox_model.layers.positions import (
     AlibiPosition,
     BucketPosition,
@@ -125,6 +127,7 @@ def build_attention(
         ParallelAttention,
         width,
         mixer.heads,
+        head_width=mixer.head_width,
         key_value_heads=mixer.kv_heads,
         core=_core(mixer, layer_index, run, group, operators, masks),
         recomputes_core=run.recomputation.attention,
@@ -133,6 +136,7 @@ def build_attention(
         position=_position(ROTATIONS, mixer.position, mixer, operators),
         qkv_bias=mixer.qkv_bias,
         output_bias=mixer.output_bias,
+        gate_width=mixer.gate_width,
         # A norm that adds the output to the residual does not add its bias.
         skip_bias=operators.bias_dropout_add is not None and operators.norm_of_sum is None,
         group=group,
@@ -150,17 +154,20 @@ def _core(
 ) -> Factory:
     core, _ = _path(mixer, run.batch, run.fusions, operators)
     options: dict[str, Any] = {
+        "scale": mixer.scale,
         "pattern": build_pattern(mixer, layer_index, length=run.batch.length, group=group),
         "position": _position(BIASES, mixer.position, mixer, group),
         "is_causal": not mixer.both_ways,
         "dropout": run.dropout.attention,
         "group": group,
     }
-    if core is FlexCore:
+    if issubclass(core, FlexBase):
         options["masks"] = masks
-    if core is SoftmaxCore:
+    if issubclass(core, SoftmaxCore):
         options["softmax"] = operators.softmax
         options["head_width"] = mixer.head_width
+        options["softcap"] = mixer.softcap
+        options["sinks"] = mixer.heads if mixer.sinks else 0
         options["coefficient"] = max(1, layer_index) if run.fusions.scales_by_layer else 1
     return partial(core, **options)
 
@@ -170,7 +177,7 @@ def _path(
 ) -> tuple[type[nn.Module], str]:
     """Return the attention core for a kind of attention, and the reason for the log."""
     if operators.softmax is not None:
-        return SoftmaxCore, _why_scores_are_made(fusions)
+        return SoftmaxCore, _why_scores_are_made(mixer, fusions, operators)
     position, is_hidden = mixer.position, mixer.pattern_within(batch.length) is not None
     needs = {
         f"{mixer.kind} attention": mixer.kind != "global",
@@ -178,20 +185,27 @@ def _path(
         f"pos-emb: {type(position).__name__.lower()}": type(position) in BIASES,
         "reset-attention-mask": batch.resets_attention,
         "padding": batch.has_padding,
+        **_needs_of_scores(mixer),
     }
     asked = " and ".join(name for name, is_needed in needs.items() if is_needed)
     if not asked:
         direction = "to all tokens" if mixer.both_ways else "with is_causal"
         return DenseCore, f"PyTorch's scaled_dot_product_attention {direction}"
     if operators.flex_unusable is None:
-        return FlexCore, f"FlexAttention with compiled block masks, for {asked}"
+        core = FlexScoresCore if mixer.changes_scores else FlexCore
+        return core, f"FlexAttention with compiled block masks, for {asked}"
     return DenseCore, (
         f"PyTorch's scaled_dot_product_attention with a mask of queries by keys, for {asked}; not "
         f"FlexAttention, because {operators.flex_unusable}"
     )
 
 
-def _why_scores_are_made(fusions: Fusions) -> str:
+def _needs_of_scores(mixer: Attention) -> dict[str, bool]:
+    """Return what PyTorch's attention does not compute, and whether it is needed."""
+    return {"attention-softcap": mixer.softcap is not None, "attention-sinks": mixer.sinks}
+
+
+def _why_scores_are_made(mixer: Attention, fusions: Fusions, operators: Operators) -> str:
     asked = {
         "onnx-safe": fusions.is_for_export,
         "apply-query-key-layer-scaling": fusions.scales_by_layer,
@@ -199,6 +213,9 @@ def _why_scores_are_made(fusions: Fusions) -> str:
         "scaled-masked-softmax-fusion": fusions.masked_softmax is True,
     }
     names = " and ".join(name for name, is_asked in asked.items() if is_asked)
+    if not names:
+        names = " and ".join(name for name, is_asked in _needs_of_scores(mixer).items() if is_asked)
+        return f"softmax of stored scores, for {names}; not FlexAttention, because {operators.flex_unusable}"
     return f"softmax of stored scores, for {names}; without it PyTorch's attention is used, which is faster"
 
 

@@ -127,8 +127,7 @@ def choose_operators(
     if attention is not None:
         found = replace(
             found,
-            **_of_attention(attention, fusions, chooser, tokens, ranks, is_encoder=spec.is_encoder),
-            flex_unusable=_why_not_flex(attention.head_width, run.dropout.attention, device),
+            **_of_attention(attention, run, chooser, tokens, ranks, is_encoder=spec.is_encoder),
         )
     channel = next((layer.channel for layer in spec.layers if layer.channel is not None), None)
     if channel is not None:
@@ -138,23 +137,30 @@ def choose_operators(
 
 def _of_attention(
     mixer: Attention,
-    fusions: Fusions,
+    run: RunSpec,
     chooser: "_Chooser",
     tokens: tuple[int, int],
     ranks: int,
     *,
     is_encoder: bool,
 ) -> dict[str, Any]:
-    """Choose the softmax and the rotary embedding."""
+    """Choose the softmax and the rotary embedding, and whether FlexAttention is used."""
+    fusions, why_not = run.fusions, _why_not_flex(mixer.head_width, run.dropout.attention, chooser.device)
+    softmax: Function | None = None
     heads, key_heads = max(1, mixer.heads // ranks), max(1, mixer.kv_heads // ranks)
     share = mixer.position.fraction if isinstance(mixer.position, Rotary) else 0.0
     shape_SBNK, scores = (*tokens, heads, mixer.head_width), (tokens[1], heads, tokens[0], tokens[0])
+    if _stores_scores(mixer, fusions, why_not):
+        softmax = _softmax(fusions, chooser, scores, is_encoder=is_encoder)
+    elif "auto" in (fusions.causal_softmax, fusions.masked_softmax):
+        logger.info("softmax: PyTorch's scaled_dot_product_attention, which stores no scores")
     # What writes gradients in place has no second derivatives.
     in_place = False if fusions.has_second_derivatives else fusions.rope
     rotated = partial(_rotary_arguments, key_heads, share)
     split = partial(_projection_arguments, key_heads, share)
     return {
-        "softmax": _softmax(fusions, chooser, scores, is_encoder=is_encoder),
+        "softmax": softmax,
+        "flex_unusable": why_not,
         "rotary": chooser.fused("rope-fusion", fusions.rope, rotary, shape_SBNK, rotated),
         "split_rotary": chooser.fused("rope-fusion", in_place, split_rotary, shape_SBNK, split),
     }
@@ -187,10 +193,10 @@ def reference_operators(
         dropout: dropout probability of attention weights.
         device: device of the layers.
     """
-    return replace(
-        _exported(is_encoder=mixer.both_ways) if fusions.stores_scores else Operators(),
-        flex_unusable=_why_not_flex(mixer.head_width, dropout, device),
-    )
+    why_not = _why_not_flex(mixer.head_width, dropout, device)
+    stores_scores = _stores_scores(mixer, fusions, why_not)
+    found = _exported(is_encoder=mixer.both_ways) if stores_scores else Operators()
+    return replace(found, flex_unusable=why_not)
 
 
 def choose_loss_operator(
@@ -253,6 +259,11 @@ def _why_not_flex(head_width: int, dropout: float, device: torch.device) -> str 
     if head_width < _FLEX_HEAD_WIDTH:
         return f"it requires heads of at least {_FLEX_HEAD_WIDTH} channels, but these have {head_width}"
     return None
+
+
+def _stores_scores(mixer: Attention, fusions: Fusions, why_not_flex: str | None) -> bool:
+    """Return True if attention stores its scores, as requested or because nothing else computes it."""
+    return fusions.stores_scores or (mixer.changes_scores and why_not_flex is not None)
 
 
 class _Chooser:
@@ -348,13 +359,9 @@ def _norms(
 
 def _softmax(
     fusions: Fusions, chooser: _Chooser, shape: tuple[int, ...], *, is_encoder: bool
-) -> Callable[[Tensor, float, Tensor | None], Tensor] | None:
-    """Choose the softmax if attention stores scores."""
+) -> Callable[[Tensor, float, Tensor | None], Tensor]:
+    """Choose the softmax of stored scores."""
     causal, masked = fusions.causal_softmax, fusions.masked_softmax
-    if not fusions.stores_scores:
-        if "auto" in (causal, masked):
-            logger.info("softmax: PyTorch's scaled_dot_product_attention, which stores no scores")
-        return None
     name, requested, unmasked = "scaled-upper-triang-masked-softmax-fusion", causal, scaled_causal_softmax
     if is_encoder:
         # Without a mask, all keys are seen.

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from neox_config.derive.attention_layers import expand_attention
-from neox_config.derive.widths import mlp_width
+from neox_config.derive.widths import head_width, mlp_width
 from neox_config.extras.compression.facts import GATED_MATRICES, HEADS_MATRICES, LAYER_MATRICES
 from neox_config.extras.compression.fields import (
     ActivationQuantizationGroup,
@@ -76,10 +76,10 @@ def matrix_shape(config: NeoXConfig, matrix: str) -> tuple[int, int]:
     model = config.model
     width, inner = model.hidden_size, mlp_width(config)
     key_values = model.num_kv_heads or model.num_attention_heads
-    outputs = (model.num_attention_heads + 2 * key_values) * (width // model.num_attention_heads)
+    heads, each = model.num_attention_heads, head_width(config)
     shapes = {
-        "attention.qkv": (outputs, width),
-        "attention.dense": (width, width),
+        "attention.qkv": ((heads + 2 * key_values) * each, width),
+        "attention.dense": (width, heads * each),
         "mlp.down": (width, inner),
     }
     return shapes.get(kind_of(matrix), (inner, width))

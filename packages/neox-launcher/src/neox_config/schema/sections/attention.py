@@ -9,6 +9,7 @@ from neox_config.facts.attention import (
     BLOCKS_OF_ENCODER,
     ROWS_OF_ENCODER,
     RPE_OF_ENCODER,
+    WITH_HEADS,
     has_layers,
     layers_using,
 )
@@ -242,6 +243,41 @@ class AttentionSection(Section, resume="model"):
         used_when=has_layers(("global",)),
         doc="Number of earlier tokens that a token of a global layer sees, in addition to itself; with "
         "objective: masked also of later ones.",
+    )
+    attention_scale: float | None = param(
+        None,
+        origin="ours",
+        gt=0,
+        none_means="1 / sqrt(head_dim)",
+        used_when=WITH_HEADS,
+        source="arXiv:1706.03762; arXiv:2408.00118 (another scale)",
+        doc="Multiplies the products of queries and keys.",
+    )
+    attention_softcap: float | None = param(
+        None,
+        origin="ours",
+        gt=0,
+        none_means="scores are not limited",
+        used_when=WITH_HEADS,
+        source="arXiv:2408.00118",
+        doc="Limits the scaled attention scores to cap * tanh(scores / cap), before a bias of pos-emb is "
+        "added. It requires FlexAttention, on GPUs, or stored scores.",
+    )
+    attention_sinks: bool = param(
+        False,
+        origin="ours",
+        used_when=WITH_HEADS,
+        source="arXiv:2309.17453; arXiv:2508.10925 (the learned form)",
+        doc="Add to the softmax of each head a learned score that belongs to no token, so that the weights "
+        "of all tokens can be small. It requires FlexAttention, on GPUs, or stored scores.",
+    )
+    attention_gate: Literal["none", "head", "element"] = param(
+        "none",
+        origin="ours",
+        used_when=WITH_HEADS,
+        source="arXiv:2505.06708",
+        doc="Multiply the results of heads by the sigmoid of a projection of the layer's input, before the "
+        "output projection: one number per head, or one per channel of each head.",
     )
     sparsity_config: SparsityConfig = block(
         SparsityConfig, origin="NeoX", doc="Block layouts of sparse attention layers."

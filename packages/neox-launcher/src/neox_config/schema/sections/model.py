@@ -3,7 +3,7 @@
 from typing import Literal
 
 from neox_config.facts.activations import ACTIVATION_FACTS, ActivationName
-from neox_config.facts.attention import GMLP_TYPES, has_layers
+from neox_config.facts.attention import GMLP_TYPES, WITH_HEADS, has_layers
 from neox_config.facts.norms import NormName, with_bias, with_epsilon
 from neox_config.schema.parameter import FILLED_IN, Section, param
 
@@ -38,7 +38,7 @@ class ModelSection(Section, resume="model"):
         origin="Meg",
         gt=0,
         le=100_000,
-        doc="Number of attention heads per layer, each of size hidden-size / num-attention-heads.",
+        doc="Number of attention heads per layer, each of head-dim channels.",
     )
     num_kv_heads: int | None = param(
         None,
@@ -49,6 +49,16 @@ class ModelSection(Section, resume="model"):
         source="arXiv:2305.13245",
         doc="Number of key and value heads (grouped-query attention). Each is shared by num-attention-heads "
         "/ num-kv-heads query heads.",
+    )
+    head_dim: int | None = param(
+        None,
+        origin="ours",
+        gt=0,
+        le=1_000_000,
+        none_means="hidden_size / num_attention_heads",
+        used_when=WITH_HEADS,
+        doc="Width of an attention head: channels of a query, key and value. If it is set, "
+        "num-attention-heads does not have to divide hidden-size.",
     )
     max_position_embeddings: int = param(
         origin="Meg",

@@ -14,16 +14,17 @@ from neox_config.spec.model import Attention, ModelSpec
 from neox_config.spec.values import flat, type_of, unflat
 from neox_model.convert.differences import attention_of, simplest
 from neox_model.convert.errors import ConversionError
-from neox_model.convert.families.values import CHECKS, first, layer_count
+from neox_model.convert.families.values import CHECKS, first, layer_count, whole_number
 from neox_model.convert.forms import SAME, Form
 
 __all__ = [
     *("EPSILON", "LAYERNORM", "RMSNORM", "ROTARY", "UNGATED"),
-    *("Entry", "Family", "Key", "Row", "Tensors", "lookup", "part_of_layer"),
+    *("Entry", "Family", "HeadDim", "Key", "Row", "Tensors", "lookup", "part_of_layer"),
 ]
 
 # A layer of ours is "layers.INDEX.PART".
 _LAYER = "layers"
+_HEADS, _HEAD_WIDTH = "layers.mixer.heads", "layers.mixer.head_width"
 _COMMON: Mapping[str, Any] = {
     "objective": "causal",
     "embedding.multiple": 1,
@@ -36,6 +37,10 @@ _COMMON: Mapping[str, Any] = {
     "layers.mixer.position": None,
     "layers.mixer.qkv_bias": False,
     "layers.mixer.output_bias": False,
+    "layers.mixer.scale": None,
+    "layers.mixer.softcap": None,
+    "layers.mixer.sinks": False,
+    "layers.mixer.gate": "none",
     "layers.channel": "MLP",
     "layers.channel.bias": False,
     "layers.residual": "serial",
@@ -47,7 +52,8 @@ _COMMON: Mapping[str, Any] = {
 }
 """What the models of all classes have, unless a table states something else, by path."""
 _ABSENT: Mapping[str, Any] = {
-    "layers.mixer.heads": 1,
+    _HEADS: 1,
+    _HEAD_WIDTH: 1,
     "layers.mixer.kv_heads": 1,
     "layers.mixer.position.fraction": 1.0,
     "layers.mixer.position.base": 10000.0,
@@ -155,6 +161,22 @@ class Key:
             config[name] = value
 
 
+@dataclass(frozen=True, slots=True)
+class HeadDim:
+    """The width of a head, for classes in which it does not follow from others."""
+
+    def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the width if it is given."""
+        found = config.get("head_dim")
+        return {} if found is None else {_HEAD_WIDTH: whole_number(found, "head_dim")}
+
+    def write(self, model: Mapping[str, Any], config: dict[str, Any]) -> None:
+        """Add the width if it does not follow from others."""
+        width = first(model, _HEAD_WIDTH)
+        if width * first(model, _HEADS) != model["width"]:
+            config["head_dim"] = width
+
+
 _CHECKS: Mapping[Any, Callable[[Any, str], Any]] = {**CHECKS, type_of(ModelSpec, _LAYER): layer_count}
 
 
@@ -240,13 +262,13 @@ class Family:
         values = {**_COMMON, **self.fixed}
         for entry in self.entries:
             values |= entry.read(config)
-        head_width = values["width"] // values["layers.mixer.heads"]
+        head_width = values.setdefault(_HEAD_WIDTH, values["width"] // values[_HEADS])
         if config.get("head_dim") not in (None, head_width):
             raise ConversionError(
-                f"config.json has head_dim: {config['head_dim']}, but the heads of neox-model have "
+                f"config.json has head_dim: {config['head_dim']}, but the heads of {self.class_name} have "
                 f"hidden-size / num-attention-heads = {head_width} channels"
             )
-        return simplest(unflat(ModelSpec, values | {"layers.mixer.head_width": head_width}))
+        return simplest(unflat(ModelSpec, values))
 
     def write(self, spec: ModelSpec) -> dict[str, Any]:
         """Return the entries that give a model, as far as this class has it."""

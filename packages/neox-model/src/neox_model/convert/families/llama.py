@@ -5,7 +5,7 @@ from typing import Any
 
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_model.convert.classes import CLASSES
-from neox_model.convert.families.family import EPSILON, RMSNORM, ROTARY, Entry, Family, Key, Row
+from neox_model.convert.families.family import EPSILON, RMSNORM, ROTARY, Entry, Family, HeadDim, Key, Row
 from neox_model.convert.families.rotary import RotaryBase, RotaryScaling
 from neox_model.convert.families.windows import ChosenWindows, OneWindow
 from neox_model.convert.forms import SEPARATE_QKV
@@ -45,6 +45,7 @@ def _entries(kv_heads: Any) -> tuple[Entry, ...]:
         Key("hidden_size", "width"),
         Key("num_attention_heads", "layers.mixer.heads"),
         Key("num_key_value_heads", "layers.mixer.kv_heads", kv_heads),
+        HeadDim(),
         Key("intermediate_size", "layers.channel.width"),
         Key("max_position_embeddings", "max_positions"),
         Key("hidden_act", "layers.channel.activation", "silu", _ACTIVATIONS),

@@ -161,6 +161,9 @@ def _refuse_options(files: NeoXFiles, section: AttentionSection, model: ModelSpe
     refused += [f"attention-config: {kind}" for kind in dict.fromkeys(kinds)]
     if section.apply_query_key_layer_scaling and section.pos_emb in BIASED_SCORES:
         refused.append(f"apply-query-key-layer-scaling with pos-emb: {section.pos_emb}")
+    # Scale, softcap, sinks and gate.
+    names = dict.fromkeys(name for layer in layers for name in layer.mixer.settings())
+    refused += [f"{each}, which GPT-NeoX does not have" for each in names if each.startswith("attention-")]
     position = getattr(first.mixer, "position", None)
     if isinstance(position, Rotary) and position.scaling:
         refused.append("rotary-scaling, which GPT-NeoX does not have")

@@ -220,8 +220,7 @@ class Compression:
             )
         if "heads" in masks:
             reasons.append(
-                "heads: the width of a head is hidden-size / num-attention-heads, so that a model with fewer "
-                "heads of this width has no num-attention-heads"
+                "heads: layers may prune different ones, and num-attention-heads is that of all layers"
             )
         return reasons
 

@@ -12,7 +12,7 @@ from neox_model.layers.attention.block_layouts import (
     variable_layout,
 )
 from neox_model.layers.attention.dense import DenseCore, SoftmaxCore
-from neox_model.layers.attention.flex import DocumentMasks, FlexCore
+from neox_model.layers.attention.flex import DocumentMasks, FlexCore, FlexScoresCore
 from neox_model.layers.attention.parallel_attention import ParallelAttention
 from neox_model.layers.attention.patterns import BlockPattern, LocalPattern, Pattern
 
@@ -21,6 +21,7 @@ __all__ = [
     "DenseCore",
     "DocumentMasks",
     "FlexCore",
+    "FlexScoresCore",
     "LocalPattern",
     "ParallelAttention",
     "Pattern",

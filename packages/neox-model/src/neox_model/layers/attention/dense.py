@@ -4,7 +4,8 @@
 float32). Attention to all earlier tokens, or to all tokens, requires no mask. With a pattern, documents or a
 relative position it receives a mask of queries by keys, and is the reference implementation of `FlexCore`.
 `SoftmaxCore` stores the scores and calls a softmax operator; it is used if the configuration requests a fused
-softmax kernel, or the scaling by layer that keeps float16 scores small.
+softmax kernel, or the scaling by layer that keeps float16 scores small, or what torch's attention does not
+compute: limited scores and sinks. For these it is the reference implementation of `FlexScoresCore`.
 """
 
 from collections.abc import Callable
@@ -15,9 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from neox_kernels import scaled_masked_softmax
+from neox_kernels.precision import widen
 from neox_model.layers.attention.patterns import Pattern
 from neox_model.layers.cache import Span
 from neox_model.parallel.groups import SINGLE_RANK, Group
+from neox_model.parallel.linear import zero_init
+from neox_model.parallel.logical import logical_parameter
 from neox_model.parallel.random import in_split_stream
 
 __all__ = ["Core", "DenseCore", "SoftmaxCore", "hidden_keys"]
@@ -52,7 +57,11 @@ def hidden_keys(
 class Core(nn.Module):
     """Base class of attention cores.
 
+    The scores of a query are its products with keys times `scale`, then limited by `softcap`, then those of
+    hidden keys are left out and the bias of `position` is added.
+
     Args:
+        scale: None: the width of a head to the power of -1/2.
         pattern: factory of the pattern of visible keys; None: all keys.
         position: factory of a relative position (see positions.relative); None: no relative position.
         is_causal: later keys are hidden.
@@ -60,9 +69,13 @@ class Core(nn.Module):
         group: the ranks over which the heads are split; their dropout differs.
     """
 
+    softcap: float | None = None
+    sinks: nn.Parameter | None = None
+
     def __init__(
         self,
         *,
+        scale: float | None = None,
         pattern: Callable[[], Pattern] | None = None,
         position: Callable[[], nn.Module] | None = None,
         is_causal: bool = True,
@@ -70,6 +83,7 @@ class Core(nn.Module):
         group: Group = SINGLE_RANK,
     ) -> None:
         super().__init__()
+        self.scale = scale
         self.pattern = pattern() if pattern is not None else None
         self.position = position() if position is not None else None
         self.is_causal = is_causal
@@ -77,8 +91,9 @@ class Core(nn.Module):
         self.group = group
 
     def sees_all(self, document_ids_BS: Tensor | None) -> bool:
-        """Return True if nothing but causality decides how a token sees another."""
-        return self.pattern is None and self.position is None and document_ids_BS is None
+        """Return True if nothing but products and causality decides how a token sees another."""
+        changes_scores = self.position is not None or self.softcap is not None or self.sinks is not None
+        return not changes_scores and self.pattern is None and document_ids_BS is None
 
     def hidden_keys(
         self, num_queries: int, num_keys: int, document_ids_BS: Tensor | None, device: torch.device
@@ -123,7 +138,7 @@ class Core(nn.Module):
 
 
 class DenseCore(Core):
-    """Computes softmax(query key^T / sqrt(head width) + bias) value with torch's attention."""
+    """Computes softmax(scale query key^T + bias) value with torch's attention, without softcap and sinks."""
 
     def forward(
         self, query_SBNK: Tensor, key_TBNK: Tensor, value_TBNK: Tensor, document_ids_BS: Tensor | None = None
@@ -146,14 +161,16 @@ class DenseCore(Core):
             "dropout_p": self.dropout if self.training else 0.0,
             "is_causal": self.is_causal and mask is None and len(query_SBNK) == len(key_TBNK),
             "enable_gqa": query.shape[1] != key.shape[1],
+            "scale": self.scale,
         }
 
     def attend_stored(self, query_BNK: Tensor, key_BGTK: Tensor, value_BGTK: Tensor, span: Span) -> Tensor:
         """Return context_BNK of one new token of each sequence over the stored rows of G key-value heads."""
         # Queries that share a key are as many queries of one head, so that no key is repeated.
         query_BGRK = query_BNK.unflatten(1, (key_BGTK.shape[1], -1))
+        mask = self._mask_of_rows(span, query_BGRK)
         context_BGRK = functional.scaled_dot_product_attention(
-            query_BGRK, key_BGTK, value_BGTK, attn_mask=self._mask_of_rows(span, query_BGRK)
+            query_BGRK, key_BGTK, value_BGTK, attn_mask=mask, scale=self.scale
         )
         return context_BGRK.flatten(1, 2)
 
@@ -181,30 +198,50 @@ class DenseCore(Core):
         return bias_NST.to(query_SBNK.dtype).masked_fill(masked_out, float("-inf"))
 
 
+def _plain_softmax(scores_BNST: Tensor, scale: float, masked_out: Tensor | None) -> Tensor:
+    """Return the softmax with PyTorch's operators, without the keys that are masked out."""
+    assert masked_out is not None, "SoftmaxCore.needs_mask"
+    weights_BNST: Tensor = scaled_masked_softmax.reference(scores_BNST, masked_out, scale)
+    return weights_BNST
+
+
 class SoftmaxCore(Core):
-    """Computes the same as DenseCore, with stored scores and a softmax operator.
+    """Computes the same as DenseCore, also with softcap and sinks, with stored scores and a softmax operator.
+
+    With a softcap or sinks the scores and their softmax are float32 also for inputs of 16 bits.
 
     Args:
-        softmax: function of (scores_BNST, scale, masked_out or None) that leaves out the masked-out keys, and
-            computes in float32; without masked_out, it hides later keys as `is_causal` states.
         head_width: channels of a head.
+        softmax: function of (scores_BNST, scale, masked_out or None) that leaves out the masked-out keys, and
+            computes in float32; without masked_out, it hides later keys as `is_causal` states. None:
+            PyTorch's operators.
         coefficient: scores are divided by it when computed and multiplied by it inside the softmax (layer
             scaling). A bias is added in between, as in GPT-NeoX, so it counts `coefficient` times.
+        softcap: scores become softcap * tanh(scores / softcap); None: they do not.
+        sinks: number of learned scores of the whole layer, one per head, that belong to no key; 0: none.
         options: arguments of Core.
+
+    Source: arXiv:2408.00118 (softcap), arXiv:2508.10925 (sinks).
     """
 
     def __init__(
         self,
         *,
-        softmax: Callable[[Tensor, float, Tensor | None], Tensor],
         head_width: int,
+        softmax: Callable[[Tensor, float, Tensor | None], Tensor] | None = None,
         coefficient: float = 1.0,
+        softcap: float | None = None,
+        sinks: int = 0,
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.softmax = softmax
-        self.scale = head_width**-0.5 / coefficient
+        self.softmax = softmax or _plain_softmax
+        self.needs_mask = softmax is None or sinks > 0
+        self.multiplier = (self.scale or head_width**-0.5) / coefficient
         self.coefficient = coefficient
+        self.softcap = softcap
+        if sinks:
+            self.sinks = logical_parameter((sinks,), init=zero_init, group=self.group, split_dim=0)
 
     def forward(
         self, query_SBNK: Tensor, key_TBNK: Tensor, value_TBNK: Tensor, document_ids_BS: Tensor | None = None
@@ -213,14 +250,12 @@ class SoftmaxCore(Core):
         num_queries, num_keys, device = len(query_SBNK), len(key_TBNK), query_SBNK.device
         query, key, value = (x.permute(1, 2, 0, 3) for x in (query_SBNK, key_TBNK, value_TBNK))
         key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
-        scores_BNST = (query * self.scale) @ key.transpose(-1, -2)
-        if self.position is not None:
-            bias_NST = self.bias_of_scores(num_queries, num_keys, device)
-            scores_BNST = scores_BNST + bias_NST.to(scores_BNST.dtype)
+        bias_NST = None if self.position is None else self.bias_of_scores(num_queries, num_keys, device)
         masked_out = None
-        if document_ids_BS is not None or self.pattern is not None or num_queries != num_keys:
+        is_partly_seen = document_ids_BS is not None or self.pattern is not None or num_queries != num_keys
+        if is_partly_seen or self.needs_mask:
             masked_out = self.hidden_keys(num_queries, num_keys, document_ids_BS, device)
-        weights_BNST = self.softmax(scores_BNST, self.coefficient, masked_out)
+        weights_BNST = self._weights(query, key, bias_NST, masked_out)
         if self.training and self.dropout > 0.0:
             drop = partial(functional.dropout, weights_BNST, self.dropout)
             weights_BNST = in_split_stream(self.group, device, drop)
@@ -230,8 +265,26 @@ class SoftmaxCore(Core):
         """Return context_BNK of one new token of each sequence over the stored rows of G key-value heads."""
         shared = query_BNK.shape[1] // key_BGTK.shape[1]
         key_BNTK, value_BNTK = (rows.repeat_interleave(shared, dim=1) for rows in (key_BGTK, value_BGTK))
-        scores_BN1T = (query_BNK.unsqueeze(2) * self.scale) @ key_BNTK.transpose(-1, -2)
-        if self.position is not None:
-            scores_BN1T = scores_BN1T + self.bias_of_rows(span).unsqueeze(2).to(scores_BN1T.dtype)
-        weights_BN1T = self.softmax(scores_BN1T, self.coefficient, self.hidden_rows(span).unsqueeze(2))
+        bias_BN1T = None if self.position is None else self.bias_of_rows(span).unsqueeze(2)
+        hidden_BN1T = self.hidden_rows(span).unsqueeze(2)
+        weights_BN1T = self._weights(query_BNK.unsqueeze(2), key_BNTK, bias_BN1T, hidden_BN1T)
         return (weights_BN1T @ value_BNTK).squeeze(2)
+
+    def _weights(
+        self, query_BNSK: Tensor, key_BNTK: Tensor, bias: Tensor | None, masked_out: Tensor | None
+    ) -> Tensor:
+        """Return weights_BNST of all keys, in the dtype of the products."""
+        scores_BNST = (query_BNSK * self.multiplier) @ key_BNTK.transpose(-1, -2)
+        dtype, num_keys = scores_BNST.dtype, scores_BNST.shape[-1]
+        if self.softcap is not None:
+            cap = self.softcap / self.coefficient
+            scores_BNST = cap * torch.tanh(widen(scores_BNST) / cap)
+        if bias is not None:
+            scores_BNST = scores_BNST + bias.to(scores_BNST.dtype)
+        if self.sinks is None:
+            return self.softmax(scores_BNST, self.coefficient, masked_out).to(dtype)
+        sink_N11 = widen(self.sinks)[:, None, None] / self.coefficient
+        scores_BNSX = torch.cat((widen(scores_BNST), sink_N11.expand(*scores_BNST.shape[:-1], 1)), dim=-1)
+        assert masked_out is not None, "with sinks it is always given"
+        hidden = functional.pad(masked_out, (0, 1))
+        return self.softmax(scores_BNSX, self.coefficient, hidden)[..., :num_keys].to(dtype)

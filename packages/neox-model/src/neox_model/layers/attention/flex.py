@@ -1,8 +1,8 @@
 """Attention with patterns, documents and relative positions, without a tensor of queries by keys.
 
 FlexAttention compiles the functions of positions into its kernel and skips blocks of keys that are entirely
-masked. It has no dropout and, on a CPU, no backward pass; `DenseCore`, the reference implementation, is used
-then.
+masked. It has no dropout and, on a CPU, no backward pass; the reference implementations, `DenseCore` and
+`SoftmaxCore`, are used then.
 """
 
 import importlib
@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from neox_model.layers.attention.dense import DenseCore
+from neox_kernels.precision import widen
+from neox_model.layers.attention.dense import Core, DenseCore, SoftmaxCore
 from neox_model.parallel.compile_disabled import CompileDisabled
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-__all__ = ["COMPILE_DISABLED", "DocumentMasks", "FlexCore"]
+__all__ = ["COMPILE_DISABLED", "DocumentMasks", "FlexBase", "FlexCore", "FlexScoresCore"]
 
 
 def _torch_flex() -> Any:
@@ -68,15 +69,15 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
     )
 
 
-class FlexCore(DenseCore):
-    """Computes the same as DenseCore on whole windows, on devices supported by FlexAttention.
+class FlexBase(Core):
+    """Computes the same as the core behind it on whole windows, on devices supported by FlexAttention.
 
-    DenseCore is used for queries that continue cached keys, and for attention that requires no mask.
+    That core is used for queries that continue cached keys, and for attention that requires no mask.
 
     Args:
         masks: the masks of documents, shared by the layers of a model; None: of this layer alone.
         is_compiled: False: run FlexAttention's reference implementation, which stores all scores (for tests).
-        options: arguments of Core; dropout must be 0.
+        options: arguments of the core behind it; dropout must be 0.
     """
 
     def __init__(
@@ -94,7 +95,8 @@ class FlexCore(DenseCore):
     ) -> Tensor:
         """Return context_SBNK; with T > S the queries are the last S tokens. Heads may share keys."""
         if self.is_dense or self.sees_all(document_ids_BS) or len(query_SBNK) != len(key_TBNK):
-            return super().forward(query_SBNK, key_TBNK, value_TBNK, document_ids_BS)
+            dense_SBNK: Tensor = super().forward(query_SBNK, key_TBNK, value_TBNK, document_ids_BS)
+            return dense_SBNK
         context_SBNK: Tensor = _by_flex_attention(self, query_SBNK, key_TBNK, value_TBNK, document_ids_BS)
         return context_SBNK
 
@@ -105,14 +107,20 @@ class FlexCore(DenseCore):
         query, key, value = (x.permute(1, 2, 0, 3) for x in (query_SBNK, key_TBNK, value_TBNK))
         attend = _torch_flex().flex_attention
         attend = _compiled(attend) if self.is_compiled else attend
-        context_BNSK = attend(
+        context_BNSK, aux = attend(
             query,
             key,
             value,
             score_mod=self._score_mod(len(query_SBNK), query.device),
             block_mask=self._block_mask(len(query_SBNK), document_ids_BS, query.device),
             enable_gqa=query.shape[1] != key.shape[1],
+            scale=self.scale,
+            return_aux=_torch_flex().AuxRequest(lse=self.sinks is not None),
         )
+        if self.sinks is not None:
+            # The share of the tokens in a softmax with one more score.
+            share_BNS = torch.sigmoid(aux.lse - widen(self.sinks).unsqueeze(1))
+            context_BNSK = (context_BNSK * share_BNS.unsqueeze(-1)).to(context_BNSK.dtype)
         return context_BNSK.permute(2, 0, 1, 3)
 
     def _block_mask(
@@ -139,14 +147,19 @@ class FlexCore(DenseCore):
         return self._kept[1]
 
     def _score_mod(self, length: int, device: torch.device) -> Callable[..., Tensor] | None:
-        if self.position is None:
+        if self.position is None and self.softcap is None:
             return None
-        bias_NR, zero = self.bias_by_distance(length, device)
+        cap = self.softcap
+        bias_NR, zero = (None, 0) if self.position is None else self.bias_by_distance(length, device)
 
-        def add_bias(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return score + bias_NR[head, (query - key + zero).clamp(min=0)]
+        def changed(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            if cap is not None:
+                score = cap * torch.tanh(score / cap)
+            if bias_NR is not None:
+                score = score + bias_NR[head, (query - key + zero).clamp(min=0)]
+            return score
 
-        return add_bias
+        return changed
 
     def _mask_mod(self, document_ids_BS: Tensor | None) -> Callable[..., Tensor]:
         """Return a function of (sample, head, query, key) that is True if the query sees the key."""
@@ -163,6 +176,14 @@ class FlexCore(DenseCore):
         return is_visible
 
 
+class FlexCore(FlexBase, DenseCore):
+    """Computes the same as DenseCore."""
+
+
+class FlexScoresCore(FlexBase, SoftmaxCore):
+    """Computes the same as SoftmaxCore, whose coefficient must be 1."""
+
+
 # It compiles and caches its own graphs.
-_by_flex_attention = CompileDisabled(FlexCore.attend)
+_by_flex_attention = CompileDisabled(FlexBase.attend)
 COMPILE_DISABLED = (_by_flex_attention,)

@@ -21,7 +21,7 @@ from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from neox_model.parallel.logical import InitMethod
 from neox_model.parallel.low_rank import LowRank
-from neox_model.parallel.sequence import TPInput
+from neox_model.parallel.sequence import TPInput, gather_input
 
 __all__ = ["COMPILE_DISABLED", "ParallelAttention"]
 
@@ -38,7 +38,7 @@ _NO_ADAPTERS: Mapping[str, LowRank] = MappingProxyType({})
 
 
 class ParallelAttention(Cached):
-    """Computes dense(core(query, key, value)).
+    """Computes dense(core(query, key, value)), or dense(sigmoid(gate(x)) * core(query, key, value)).
 
     Args:
         hidden_size: model width.
@@ -47,19 +47,22 @@ class ParallelAttention(Cached):
         recomputes_core: compute the core again in the backward pass, from query, key and value.
         init: fills the query-key-value weight.
         output_init: fills the output weight.
+        head_width: channels of a head; None: hidden_size / heads.
         key_value_heads: number of key-value heads, each shared by heads / key_value_heads queries; None: one
             per head.
         position: factory of the query-key position (rotary); None: no query-key position.
         qkv_bias: use a bias in the query-key-value projection.
         output_bias: use a bias in the output projection.
         skip_bias: return the bias of the output instead of adding it.
+        gate_width: outputs of the gate, one per head or one per channel of each head; 0: no gate.
         group: the ranks over which the heads are split.
         adapters: forms of low-rank adapters by the name of the matrix, `qkv` or `dense`.
 
     Raises:
-        LayoutError: the heads do not divide the width, or the ranks do not divide the heads.
+        LayoutError: the heads do not divide the width and head_width is None, or the ranks do not divide the
+            heads.
 
-    Source: arXiv:2305.13245 (grouped queries).
+    Source: arXiv:2305.13245 (grouped queries), arXiv:2505.06708 (gate).
     """
 
     def __init__(
@@ -70,29 +73,34 @@ class ParallelAttention(Cached):
         core: Callable[[], nn.Module],
         init: InitMethod,
         output_init: InitMethod,
+        head_width: int | None = None,
         key_value_heads: int | None = None,
         position: Callable[[], nn.Module] | None = None,
         qkv_bias: bool = True,
         output_bias: bool = True,
         skip_bias: bool = False,
+        gate_width: int = 0,
         recomputes_core: bool = False,
         group: Group = SINGLE_RANK,
         adapters: Mapping[str, LowRank] = _NO_ADAPTERS,
     ) -> None:
         super().__init__()
         sharing = heads if key_value_heads is None else key_value_heads
-        _check_heads(hidden_size, heads, sharing, group)
-        self.head_width = hidden_size // heads
+        _check_heads(hidden_size if head_width is None else 0, heads, sharing, group)
+        self.head_width = hidden_size // heads if head_width is None else head_width
         self.local_groups = sharing // group.size
         outputs = (heads + 2 * sharing) * self.head_width
         self.qkv = ColumnParallelLinear(
             hidden_size, outputs, init=init, bias=qkv_bias, group=group, adapter=adapters.get("qkv")
         )
+        self.gate: ColumnParallelLinear | None = None
+        if gate_width:
+            self.gate = ColumnParallelLinear(hidden_size, gate_width, init=init, bias=False, group=group)
         self.position = position() if position is not None else None
         self.core = core()
         self.recomputes_core = recomputes_core
         self.dense = RowParallelLinear(
-            hidden_size,
+            heads * self.head_width,
             hidden_size,
             init=output_init,
             bias=output_bias,
@@ -117,6 +125,10 @@ class ParallelAttention(Cached):
             tp_input: the input, which has entered the split; without `reduces` the output is this rank's part
                 of a sum, and the bias is returned.
         """
+        reduces = tp_input is None or tp_input.reduces
+        if self.gate is not None and tp_input is None:
+            tp_input = gather_input(hidden_SBD, self.qkv.group)
+            hidden_SBD = tp_input.whole
         projected, _ = self.qkv(hidden_SBD, tp_input)
         length, batch = projected.shape[:2]
         cache = self.cache
@@ -130,7 +142,9 @@ class ParallelAttention(Cached):
             is_recomputed = self.recomputes_core and self.training and torch.is_grad_enabled()
             core = partial(_recomputed, self.core) if is_recomputed else self.core
             context_SBNK = core(query_SBNK, key, value, document_ids_BS)
-        reduces = tp_input is None or tp_input.reduces
+        if self.gate is not None:
+            gate, _ = self.gate(hidden_SBD, tp_input)
+            context_SBNK = context_SBNK * gate.sigmoid().unflatten(-1, (context_SBNK.shape[2], -1))
         return self.dense(context_SBNK.reshape(length, batch, -1), reduces=reduces)
 
     def heads(
