@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from math import sqrt
 
 from neox_config.derive.optimizer_arguments import optimizer_facts
-from neox_config.derive.widths import mlp_width
+from neox_config.derive.widths import head_width, mlp_width
 from neox_config.facts.optimizers import WidthRule
 from neox_config.schema.config import NeoXConfig
 from neox_config.spec.model import Attention, ModelSpec, Vocabulary
@@ -36,8 +36,10 @@ def base_shapes(config: NeoXConfig, *, of_this_model: bool = False) -> dict[str,
         of_this_model: return the sizes of this model, to make it the base of others.
     """
     model = config.model
-    head_dim = model.hidden_size // model.num_attention_heads
-    own = (model.hidden_size, model.num_attention_heads, head_dim, mlp_width(config), model.num_layers)
+    own = (
+        *(model.hidden_size, model.num_attention_heads, head_width(config)),
+        *(mlp_width(config), model.num_layers),
+    )
     found = dict(zip(_NAMES, own, strict=True))
     given = {} if of_this_model else config.mup.mup_base.model_dump(exclude_none=True)
     return found | given
@@ -77,7 +79,6 @@ def with_factors(model: ModelSpec, config: NeoXConfig) -> ModelSpec:
     mup, head = config.mup, model.head
     if not mup.use_mup or not isinstance(head, Vocabulary):
         return model
-    if not hasattr(Attention, 'scale'): return replace(model, embedding=replace(model.embedding, scale=model.embedding.scale * mup.mup_embedding_mult), head=replace(head, scale=head.scale / (_Growth.of(config).width * mup.mup_output_temp)))  # TEMP
     grows, base_head = _Growth.of(config), base_shapes(config)["head_dim"]
 
     def scaled(mixer: Attention) -> Attention:

@@ -7,13 +7,12 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
 from neox_config import NeoXConfig, encode_resolved, load_config, resolve
 from neox_config.describe.tables import table
-from neox_config.errors import LaunchError, NeoXError
+from neox_config.errors import LaunchError
 from neox_config.spec.mup import base_shapes
 from neox_launcher.controller.launch import run_plan
 from neox_launcher.plan.environment import travelling_variables
@@ -81,12 +80,12 @@ def check_coordinates(wanted: CoordinateCheck, *, run: Callable[[LaunchPlan], Ou
     over = [
         each
         for each in growths
-        if each.is_hidden and each.parametrization == _WITH and not abs(each.slope) <= wanted.limit
+        if each.is_hidden and each.parametrization == _WITH and not _is_within(each.slope, wanted.limit)
     ]
     click.echo(_render(growths, wanted.widths))
     click.echo(f"plots: {wanted.page}")
     for each in over:
-        click.echo(f"{each.kind}: the slope {each.slope:.3f} is not within {wanted.limit:g} of 0 under muP")
+        click.echo(f"{each.kind}: the slope {_shown(each)} is not within {wanted.limit:g} of 0 under muP")
     return Outcome(exit_code=1 if over else 0)
 
 
@@ -102,45 +101,43 @@ def copies_of(
         ConfigError: a copy breaks a rule.
     """
     small = small_config(config, Sizes()).config
-    shapes, model = base_shapes(small, of_this_model=True), small.model
-    found: dict[int, NeoXConfig] = {}
-    base: dict[str, Any] = {}
+    least = small.model.hidden_size
     for width in widths:
-        if width % shapes["hidden_size"]:
+        if width % least:
             raise LaunchError(
-                f"--widths {width}: with these heads a width must be a multiple of {shapes['hidden_size']}; "
-                "use such widths",
+                f"--widths {width}: with the heads of this model, widths are multiples of {least}; use such",
                 code="invalid-width",
             )
-        times = width // shapes["hidden_size"]
-        copy = with_settings(
-            small,
-            {
-                **reference_settings(small, Sizes()),
-                "hidden_size": width,
-                "num_attention_heads": times * model.num_attention_heads,
-                "num_kv_heads": None if model.num_kv_heads is None else times * model.num_kv_heads,
-                "mlp_width": times * shapes["mlp_width"],
-                "train_micro_batch_size_per_gpu": _SAMPLES,
-                "gradient_accumulation_steps": 1,
-                "lr_decay_style": "constant",
-                "exit_interval": steps,
-                "eval_interval": None,
-                "precision": "fp32",
-                **dict.fromkeys(("fp16", "bf16", "amp", "base_shapes_file", "save_base_shapes")),
-                "use_mup": use_mup,
-                "mup_base": base or None,
-            },
-            name=f"the copy of width {width}",
-        )
-        base = base or base_shapes(copy, of_this_model=True)
-        found[width] = copy
-    return found
+    base = base_shapes(small, of_this_model=True) | _sizes(small, widths[0] // least)
+    base.pop("num_kv_heads", None)
+    shared = {
+        **reference_settings(small, Sizes()),
+        "train_micro_batch_size_per_gpu": _SAMPLES,
+        "gradient_accumulation_steps": 1,
+        "lr_decay_style": "constant",
+        "exit_interval": steps,
+        "eval_interval": None,
+        "precision": "fp32",
+        **dict.fromkeys(("fp16", "bf16", "amp", "base_shapes_file", "save_base_shapes", "num_kv_heads")),
+        "use_mup": use_mup,
+        "mup_base": base if use_mup else None,
+    }
+    return {
+        width: with_settings(small, shared | _sizes(small, width // least), name=f"the copy of width {width}")
+        for width in widths
+    }
 
 
-def _plan(
-    copies: dict[str, dict[int, NeoXConfig]], wanted: CoordinateCheck, folder: Path
-) -> LaunchPlan:
+def _sizes(small: NeoXConfig, times: int) -> dict[str, int]:
+    """Return the sizes of a model that is this many times as wide."""
+    names = ("hidden_size", "num_attention_heads", "mlp_width")
+    shapes, shared = base_shapes(small, of_this_model=True), small.model.num_kv_heads
+    return {name: times * shapes[name] for name in names} | (
+        {} if shared is None else {"num_kv_heads": times * shared}
+    )
+
+
+def _plan(copies: dict[str, dict[int, NeoXConfig]], wanted: CoordinateCheck, folder: Path) -> LaunchPlan:
     request = CoordinateRequest(
         copies={
             name: {width: encode_resolved(resolve(copy, devices=1)) for width, copy in of_width.items()}
@@ -166,10 +163,18 @@ def _plan(
     )
 
 
+def _is_within(slope: float | None, limit: float) -> bool:
+    return slope is not None and abs(slope) <= limit
+
+
+def _shown(growth: Growth) -> str:
+    return "none" if growth.slope is None else f"{growth.slope:+.3f}"
+
+
 def _render(growths: Sequence[Growth], widths: Sequence[int]) -> str:
     """Render the mean changes by width, and their slopes."""
     rows = [("", "", *(f"{width}" for width in widths), "slope")]
     for each in growths:
         values = (f"{each.changes[str(width)]:.3g}" for width in widths)
-        rows.append((each.parametrization, each.kind, *values, f"{each.slope:+.3f}"))
+        rows.append((each.parametrization, each.kind, *values, _shown(each)))
     return f"mean |change of activations| by width\n{table(rows, left=range(2))}"

@@ -50,12 +50,12 @@ class Growth:
         parametrization: a key of `CoordinateRequest.copies`.
         kind: the kind of layer.
         changes: by width, mean absolute change of activations by the updates.
-        slope: of the logarithm of the change by that of the width.
+        slope: of the logarithm of the change by that of the width; None if a change is 0.
         is_hidden: its width grows, so that the slope should be 0.
     """
 
     parametrization: str
     kind: str
     changes: Mapping[str, float]
-    slope: float
+    slope: float | None
     is_hidden: bool

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from math import log
+from math import inf, log
 from pathlib import Path
 from statistics import fmean, linear_regression
 from typing import Any
@@ -15,12 +15,9 @@ from neox_config import Resolved, decode_resolved
 from neox_config.atomic import atomic_write
 from neox_launcher.protocol.coordinate_check import CoordinateRequest, Growth
 from neox_launcher.worker.reporting import report_facts
-from neox_model.layers.embedding import Embedding
-from neox_model.layers.lm_head import LMHead
-from neox_model.layers.residual_layer import ResidualLayer
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import named_logical_modules
-from neox_model.report.coordinates import render_coordinates
+from neox_model.report.coordinates import CHANGE, render_coordinates
 from neox_model.train.open_run import open_run
 from neox_model.train.run import Callback, Extensions
 from neox_model.train.state import StepReport
@@ -29,8 +26,15 @@ from neox_model.verify_layout.corpus import write_corpus
 __all__ = ["check_in"]
 
 _PROBE = (16, 32)
-# End of a module's name -> kind of layer; the first match is used.
-_HIDDEN = ("attention", "mlp", "layer")
+# Last part of a module's name -> kind of layer.
+_KINDS = {
+    "embedding": "embedding",
+    "attention": "attention",
+    "mlp": "mlp",
+    "final_norm": "final norm",
+    "lm_head": "logits",
+}
+_HIDDEN = ("attention", "mlp", "layer", "final norm")
 
 
 def check_in(groups: Groups, resolved: Resolved) -> None:
@@ -50,3 +54,79 @@ def check_in(groups: Groups, resolved: Resolved) -> None:
     with atomic_write(Path(request.page)) as file:
         file.write(render_coordinates(measured))
     report_facts(0, {"growths": [asdict(each) for each in growths]})
+
+
+class _Probe(Callback):
+    """Computes the activations of a fixed batch before the first update and after each.
+
+    Attributes:
+        sizes: mean absolute value of the activations by kind of layer, before the first update and after
+            each; with `CHANGE` behind it, of their change since the first.
+    """
+
+    def __init__(self) -> None:
+        self.sizes: list[dict[str, float]] = []
+        self._first: dict[str, Tensor] = {}
+        self._seen: dict[str, Tensor] = {}
+
+    def on_load(self) -> None:
+        """Compute the activations of the first weights."""
+        for name, module in named_logical_modules(self.run.model):
+            if _kind_of(name) is not None:
+                module.register_forward_hook(self._keeper(name))
+        entries = self.run.tokenizer.vocab_size
+        device = next(self.run.model.parameters()).device
+        generator = torch.Generator().manual_seed(0)
+        self._tokens = torch.randint(0, entries, _PROBE, generator=generator).to(device)
+        self._measure()
+
+    def on_step(self, report: StepReport) -> None:
+        """Compute those after an update."""
+        self._measure()
+
+    def _keeper(self, name: str) -> Callable[..., None]:
+        def keep(module: nn.Module, inputs: Any, outputs: Any) -> None:
+            self._seen[name] = (outputs[0] if isinstance(outputs, tuple) else outputs).detach()
+
+        return keep
+
+    def _measure(self) -> None:
+        self.run.model.eval()
+        with torch.no_grad():
+            self.run.model(self._tokens)
+        self.run.model.train()
+        self._first = self._first or dict(self._seen)
+        found: dict[str, list[float]] = {}
+        for name, values in self._seen.items():
+            kind = _kind_of(name)
+            found.setdefault(f"{kind}", []).append(float(values.abs().mean()))
+            change = float((values - self._first[name]).abs().mean())
+            found.setdefault(f"{kind}{CHANGE}", []).append(change)
+        self.sizes.append({kind: fmean(values) for kind, values in found.items()})
+
+
+def _kind_of(name: str) -> str | None:
+    """Return the kind of layer that a module is; None if it is a part of one."""
+    place, _, last = name.rpartition(".")
+    return "layer" if place == "layers" else _KINDS.get(last)
+
+
+def _growths(name: str, of_width: Mapping[int, Sequence[Mapping[str, float]]]) -> list[Growth]:
+    """Return how the change by all updates grows with the width, for each kind of layer."""
+    found = []
+    for kind in (kind for kind in of_width[min(of_width)][0] if not kind.endswith(CHANGE)):
+        changes = {width: sizes[-1][f"{kind}{CHANGE}"] for width, sizes in of_width.items()}
+        slope = None
+        if all(0 < change < inf for change in changes.values()):
+            logs = [log(width) for width in changes], [log(change) for change in changes.values()]
+            slope = linear_regression(*logs).slope
+        found.append(
+            Growth(
+                parametrization=name,
+                kind=kind,
+                changes={str(width): change for width, change in changes.items()},
+                slope=slope,
+                is_hidden=kind in _HIDDEN,
+            )
+        )
+    return found
