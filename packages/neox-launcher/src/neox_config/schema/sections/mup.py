@@ -13,22 +13,43 @@ class BaseShapes(Section):
     """Sizes of the base model, whose hyperparameters are used; the parameters of the same names."""
 
     hidden_size: int | None = param(
-        None, origin="ours", gt=0, none_means="required by use_mup", doc="Its hidden-size."
+        None,
+        origin="ours",
+        gt=0,
+        none_means="required by use_mup",
+        used_when=_WHEN_ON,
+        doc="Its hidden-size.",
     )
     num_attention_heads: int | None = param(
-        None, origin="ours", gt=0, none_means="required by use_mup", doc="Its number of attention heads."
+        None,
+        origin="ours",
+        gt=0,
+        none_means="required by use_mup",
+        used_when=_WHEN_ON,
+        doc="Its number of attention heads.",
     )
     head_dim: int | None = param(
-        None, origin="ours", gt=0, none_means="required by use_mup", doc="Width of its attention heads."
+        None,
+        origin="ours",
+        gt=0,
+        none_means="required by use_mup",
+        used_when=_WHEN_ON,
+        doc="Width of its attention heads.",
     )
     mlp_width: int | None = param(
-        None, origin="ours", gt=0, none_means="required by use_mup", doc="Inner width of its MLP."
+        None,
+        origin="ours",
+        gt=0,
+        none_means="required by use_mup",
+        used_when=_WHEN_ON,
+        doc="Inner width of its MLP.",
     )
     num_layers: int | None = param(
         None,
         origin="ours",
         gt=0,
         none_means="num_layers: nothing changes with depth",
+        used_when=_WHEN_ON,
         source="arXiv:2505.01618",
         doc="Its number of layers. A model with L times as many adds 1/L of what its sublayers return "
         "(CompleteP).",
