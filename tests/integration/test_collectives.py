@@ -76,6 +76,7 @@ CASES: dict[str, dict[str, Any]] = {
         f"tensor, {kind}": BASE | {"optimizer": {"type": kind, "params": {"lr": 0.01}}} for kind in OPTIMIZERS
     },
     "bf16, tensor, Muon": BASE | PRECISIONS["bf16"] | {"optimizer": {"type": "Muon", "params": {"lr": 0.01}}},
+    "tensor, Muon with rows": BASE | {"optimizer": {"type": "Muon", "params": {"lr": 0.01, "row_beta": 0.9}}},
     "tensor, gated, SM3": BASE | LLAMA | {"optimizer": {"type": "SM3", "params": {"lr": 0.01}}},
     "data": BASE | {"model_parallel_size": 1},
     "data, overlapped": BASE | {"model_parallel_size": 1, "zero_optimization": {"overlap_comm": True}},

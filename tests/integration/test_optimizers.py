@@ -266,6 +266,7 @@ def test_a_tour_goes_from_each_layout_to_each_other_one_once():
         ("NAdam", ["ZeRO 3", "tensor 2", "ZeRO 1"]),
         ("Adam", ["ZeRO 1", "torch, ZeRO 3", "tensor 2"]),
         ("Muon", ["data 2", "torch, ZeRO 3", "tensor 2"]),
+        ("Muon, rows", ["torch, ZeRO 3", "tensor 2", "torch, ZeRO 1"]),
         ("SM3, momentum", ["torch, ZeRO 1", "tensor 2", "torch, ZeRO 3"]),
         ("ZeroOneAdam, compressed, local", ["data 2", "tensor 2", "one process"]),
     ],

@@ -57,6 +57,7 @@ class Setup:
         divided: sizes that tensor-parallel ranks divide evenly.
         optimizer: facts about the optimizer.
         states: float32 numbers per parameter that it stores.
+        row_states: the same per row of each matrix of a linear layer.
         on_host: the optimizer's states are in host memory.
         weights_on_host: so are the weights.
         bucket: number of gradient elements per reduction.
@@ -75,6 +76,7 @@ class Setup:
     divided: tuple[int, ...]
     optimizer: OptimizerFacts
     states: int
+    row_states: int = 0
     on_host: bool = False
     weights_on_host: bool = False
     bucket: int
@@ -217,6 +219,7 @@ def setup_of(resolved: Resolved, *, vocab_size: int) -> Setup:
         divided=(config.model.num_kv_heads or config.model.num_attention_heads, mlp_width(config)),
         optimizer=facts,
         states=facts.values_per_element(arguments) + (_LOCAL_VALUES if has_local_steps else 0),
+        row_states=facts.values_per_row(arguments),
         on_host=zero.offload_optimizer.device != "none" or kind.startswith("cpu_"),
         weights_on_host=zero.offload_param.device != "none",
         bucket=zero.reduce_bucket_size,

@@ -276,6 +276,8 @@ def test_ranks_that_divide_rows_store_their_rows_of_states_and_all_maxima_of_col
     matrices = 2 * (192 + 64 + 512)
     muon = device_memory(on(setup, optimizer=OPTIMIZER_FACTS["muon"]))
     assert muon.optimizer == 4 * (1872 + 2 * 1872 - matrices) // 2
+    with_rows = device_memory(on(setup, optimizer=OPTIMIZER_FACTS["muon"], row_states=1))
+    assert with_rows.optimizer == muon.optimizer + 4 * 2 * (24 + 8 + 32 + 8) // 2
     sm3 = device_memory(on(setup, optimizer=OPTIMIZER_FACTS["sm3"], states=0))
     rows = 10 + 4 + 16 + 2 * (32 + 24 + 24 + 8 + 8 + 32 + 32 + 8 + 8)
     columns = 8 + 8 + 2 * (8 + 8 + 8 + 32)

@@ -574,6 +574,21 @@ def test_further_learning_rates_of_muon_are_accepted(load, given):
     assert load("", f"optimizer={{type: Muon, params: {given}}}").optimizer.optimizer.kind == "muon"
 
 
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("coefficients", "newton"),
+        ("qkv", "split"),
+        ("scale", "1"),
+        ("row_beta", "1.0"),
+        ("cautious_decay", "1"),
+    ],
+)
+def test_forms_of_muon_that_do_not_exist_are_refused(load, argument, value):
+    with refused(ConfigError, f"optimizer.params.{argument}", value):
+        load("", f"optimizer={{type: Muon, params: {{lr: 1, {argument}: {value}}}}}")
+
+
 def test_problems_of_arguments_are_in_the_order_of_the_optimizer(load):
     with pytest.raises(ConfigError) as found:
         load(
