@@ -30,7 +30,16 @@ MASKED: dict[str, Any] = {"objective": "masked", "mask_prob": 0.3, "loss_normali
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "learned positions, layernorm, tied": {},
-    "scaled embeddings and logits": {"embedding_scale": 1.7, "logit_scale": 0.6},
+    "scaled embeddings, scaled and capped logits, z-loss, clamped gates": {
+        "embedding_scale": 1.7,
+        "logit_scale": 0.6,
+        "logit_softcap": 2.0,
+        "z_loss": 0.1,
+        "activation": "swiglu",
+        "glu_limit": 0.4,
+        "glu_alpha": 1.702,
+        "glu_up_offset": 1.0,
+    },
     "half rotary, parallel residual, untied": {
         "pos_emb": "rotary",
         "rotary_pct": 0.5,

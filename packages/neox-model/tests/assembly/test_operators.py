@@ -411,6 +411,22 @@ def test_a_gated_product_is_computed_again_under_auto_where_a_kernel_does(calls,
     assert model.stack[1].mlp.recomputes_product == recomputes
 
 
+@pytest.mark.parametrize("fusion", [False, "auto"])
+def test_clamped_gates_use_pytorchs_operators_and_say_why(calls, caplog, fusion):
+    settings = {"activation": "swiglu", "glu_fusion": fusion, "glu_limit": 0.3, "glu_up_offset": 1.0}
+    with caplog.at_level("INFO"):
+        kept = model_of(settings | {"recompute_gated_product": False})
+    assert "the fused ones have no limit, alpha or offset" in caplog.text
+    again = model_of(settings | {"recompute_gated_product": True})
+    assert not model_of(settings).stack[1].mlp.recomputes_product
+    loss, gradients = loss_and_gradients(again)
+    expected_loss, expected = loss_and_gradients(kept)
+    assert (loss, set(calls)) == (expected_loss, set())
+    assert loss != loss_and_gradients(model_of({"activation": "swiglu"}))[0]
+    for given, wanted in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(given, wanted, atol=1e-6, rtol=1e-5)
+
+
 def test_a_gated_product_is_computed_again_under_autocast():
     settings = {"activation": "swiglu", "use_bias_in_mlp": True}
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from neox_model.errors import LayoutError
 from neox_model.initialization import INIT_METHODS, build_init_method, initialize_parameters
-from neox_model.layers.activations import ACTIVATIONS, GATED_ACTIVATIONS
+from neox_model.layers.activations import ACTIVATIONS, GATED_ACTIVATIONS, clamped_swiglu
 from neox_model.layers.attention import DenseCore, ParallelAttention, SoftmaxCore
 from neox_model.layers.attention.dense import hidden_keys
 from neox_model.layers.attention.kv_cache import logits_in_parts
@@ -55,6 +55,7 @@ def attention(**options) -> ParallelAttention:
         ("gelu", lambda x: x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))),
         ("gelu_tanh", lambda x: 0.5 * x * (1 + torch.tanh(0.79788456 * x * (1 + 0.044715 * x * x)))),
         ("relu", lambda x: x * (x > 0)),
+        ("squared_relu", lambda x: x * x * (x > 0)),
         ("softsign", lambda x: x / (1 + x.abs())),
         ("swish", lambda x: x * torch.sigmoid(x)),
         ("silu", lambda x: x * torch.sigmoid(x)),
@@ -79,6 +80,72 @@ def test_activation_follows_its_formula(name, formula):
 def test_gated_activation_is_of_the_gate(name, formula):
     x = torch.linspace(-5, 5, 41, dtype=torch.float64)
     torch.testing.assert_close(GATED_ACTIVATIONS[name](x), formula(x))
+
+
+ROUNDING = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+
+def check_against_float64(function, formula, inputs):
+    """Values and gradients, each by its largest error relative to the largest value."""
+    exact = [each.detach().double().requires_grad_() for each in inputs]
+    found, expected = function(*inputs), formula(*exact)
+    assert found.dtype == inputs[0].dtype
+    above = torch.linspace(0.5, 1.5, found.shape[-1])
+    pairs = [
+        (found, expected),
+        *zip(
+            torch.autograd.grad(found, inputs, above.to(found.dtype).expand_as(found)),
+            torch.autograd.grad(expected, exact, above.double().expand_as(expected)),
+            strict=True,
+        ),
+    ]
+    for mine, theirs in pairs:
+        error = (mine.double() - theirs).abs().max() / theirs.abs().max()
+        assert error < 3 * ROUNDING[inputs[0].dtype]
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+def test_squared_relu_in_every_precision(dtype):
+    x = torch.linspace(-4, 4, 64, dtype=dtype).requires_grad_()
+    check_against_float64(ACTIVATIONS["squared_relu"], lambda x: torch.where(x > 0, x * x, 0.0), [x])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "has_bias"), [*((dtype, False) for dtype in ROUNDING), (torch.float32, True)]
+)
+@pytest.mark.parametrize(
+    ("limit", "alpha", "offset"), [(1.5, 1.702, 1.0), (None, 0.5, -0.25), (0.5, 1.0, 0.0)]
+)
+def test_clamped_swiglu_follows_its_formula(limit, alpha, offset, has_bias, dtype):
+    """In 16 bits, a sum with a bias would be rounded to the other side of a limit, where slopes jump."""
+    generator = torch.Generator().manual_seed(3)
+    draw = [torch.randn(4, 32, generator=generator), torch.randn(4, 32, generator=generator)]
+    draw += [torch.randn(32, generator=generator) for _ in range(2 if has_bias else 0)]
+    inputs = [each.to(dtype).requires_grad_() for each in draw]
+
+    def ours(up, gate, up_bias=None, gate_bias=None):
+        options = {"limit": limit, "alpha": alpha, "up_offset": offset}
+        return clamped_swiglu(up, gate, up_bias, gate_bias, **options)
+
+    def formula(up, gate, up_bias=0.0, gate_bias=0.0):
+        up, gate = up + up_bias, gate + gate_bias
+        highest = math.inf if limit is None else limit
+        gate = torch.where(gate > highest, highest, gate)
+        up = torch.where(up > highest, highest, torch.where(up < -highest, -highest, up))
+        return (up + offset) * gate / (1 + torch.exp(-alpha * gate))
+
+    check_against_float64(ours, formula, inputs)
+
+
+def test_clamped_swiglu_is_that_of_gpt_oss():
+    from transformers import GptOssConfig
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+
+    theirs = GptOssExperts(GptOssConfig(hidden_size=4, intermediate_size=8, num_local_experts=2))
+    up, gate = torch.randn(5, 8) * 6, torch.randn(5, 8) * 6
+    expected = theirs._apply_gate(torch.stack([gate, up], dim=-1).flatten(1))
+    found = clamped_swiglu(up, gate, None, None, limit=7.0, alpha=1.702, up_offset=1.0)
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize(

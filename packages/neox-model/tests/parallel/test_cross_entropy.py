@@ -1,5 +1,7 @@
 """The loss from logits and straight from hidden states, on one rank and on two, against torch's."""
 
+import math
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -126,6 +128,89 @@ def test_the_heads_loss_is_that_of_its_logits(dtype):
         torch.testing.assert_close(mine, theirs, rtol=3 * exact, atol=3 * exact)
 
 
+def formula(hidden, weight, labels, weights, *, scale, softcap, z_loss):
+    """Loss and z-loss in float64; the denominator by its definition."""
+    logits = scale * (hidden @ weight.T)
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    log_totals = logits.exp().sum(dim=-1).log()
+    losses = log_totals - logits.gather(1, labels.unsqueeze(1)).squeeze(1)
+    return (losses * weights).sum(), (z_loss * log_totals.square() * weights).sum()
+
+
+@with_operators
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("chunk_rows", [5, 37])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"scale": 0.8, "softcap": None, "z_loss": 0.0},
+        {"scale": 1.0, "softcap": 3.0, "z_loss": 0.0},
+        {"scale": 1.0, "softcap": None, "z_loss": 0.02},
+        {"scale": 1.3, "softcap": 5.0, "z_loss": 0.02},
+    ],
+    ids=["scale", "softcap", "z-loss", "all"],
+)
+def test_scale_softcap_and_z_loss_are_those_of_the_formula(options, chunk_rows, dtype, operator):
+    """The gradient has the z-loss, and the value has not; in float16 the logits of all tokens are stored."""
+    hidden, weight, labels, weights = inputs(dtype)
+    exact = [each.detach().double().requires_grad_() for each in (hidden, weight)]
+    expected, term = formula(*exact, labels, weights.double(), **options)
+    loss = LMLoss(VOCAB, chunk_rows=chunk_rows, operator=operator, **options)
+    found = loss.of_hidden(hidden.unsqueeze(1), weight, (labels.unsqueeze(0), weights.unsqueeze(0)))
+    rounding = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
+    assert found.item() == pytest.approx(expected.item(), rel=rounding)
+    terms = [term.item()] if options["z_loss"] else []
+    assert [each.item() for each in loss.z_terms] == pytest.approx(terms, rel=rounding)
+    given = torch.autograd.grad(found * 64, (hidden, weight))
+    for mine, theirs in zip(given, torch.autograd.grad(64 * (expected + term), exact), strict=True):
+        assert mine.dtype == dtype
+        assert float((mine.double() - theirs).norm() / theirs.norm()) < rounding
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_an_evaluation_has_no_z_loss(dtype):
+    hidden, weight, labels, weights = inputs(dtype)
+    given = hidden.unsqueeze(1), weight, (labels.unsqueeze(0), weights.unsqueeze(0))
+    loss = LMLoss(VOCAB, z_loss=0.5)
+    with torch.no_grad():
+        found = loss.of_hidden(*given)
+    assert loss.z_terms == []
+    assert torch.equal(found, LMLoss(VOCAB).of_hidden(*given).detach())
+
+
+def test_where_the_label_is_nearly_certain_the_fused_gradient_is_exact():
+    """In bfloat16 a softmax of 0.9995 is 1, and its gradient would be 0."""
+    hidden, weight = torch.ones(1, 1).bfloat16(), torch.tensor([[8.0], [0.25]]).bfloat16()
+    (gradients_of,) = (
+        torch.autograd.grad(
+            projected_cross_entropy(
+                hidden.requires_grad_(),
+                weight.requires_grad_(),
+                torch.tensor([0]),
+                torch.ones(1),
+                vocab_size=2,
+                operator=neox_kernels.cross_entropy.fused,
+                z_loss=1e-9,
+            ),
+            (hidden, weight),
+        ),
+    )
+    p = 1 / (1 + math.exp(0.25 - 8.0))
+    torch.testing.assert_close(gradients_of[1][:, 0].float(), torch.tensor([p - 1, 1 - p]), atol=0, rtol=0.01)
+
+
+def test_the_heads_logits_have_the_softcap_and_the_scale():
+    hidden, weight, *_ = inputs()
+    head = LMHead(VOCAB, WIDTH, init=None, scale=1.3, softcap=5.0)
+    head.weight.data.copy_(weight.detach())
+    expected = 5.0 * torch.tanh(1.3 * (hidden @ weight.T).double() / 5.0)
+    torch.testing.assert_close(head(hidden.unsqueeze(1))[0].double(), expected, atol=1e-5, rtol=1e-5)
+    found = head.bfloat16()(hidden.unsqueeze(1).bfloat16())[0]
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.double(), expected, atol=0.05, rtol=0.02)
+
+
 def test_the_loss_is_the_weighted_sum():
     logits, labels = torch.randn(2, 3, 5), torch.randint(0, 5, (2, 3))
     weights = torch.tensor([[0.5, 0.0, 2.0], [0.0, 0.25, 0.0]])
@@ -136,8 +221,8 @@ def test_the_loss_is_the_weighted_sum():
 def test_float16_cross_entropy_is_calculated_in_float16():
     logits = (torch.randn(2, 3, 50) * 4).half().requires_grad_()
     labels = torch.randint(0, 50, (2, 3))
-    half = vocab_parallel_cross_entropy(logits, labels, vocab_size=50, dtype=torch.float16)
-    exact = vocab_parallel_cross_entropy(logits, labels, vocab_size=50)
+    half, _ = vocab_parallel_cross_entropy(logits, labels, vocab_size=50, dtype=torch.float16)
+    exact, _ = vocab_parallel_cross_entropy(logits, labels, vocab_size=50)
     assert (half.dtype, exact.dtype) == (torch.float16, torch.float32)
     assert not torch.equal(half.float(), exact)
     torch.testing.assert_close(half.float(), exact, atol=0.02, rtol=0.01)
@@ -159,17 +244,19 @@ def test_a_float16_heads_gradients_are_made_when_the_loss_is_scaled():
     assert (gradient != 0).float().mean() > 0.9
 
 
-def rank_by_rank(is_fused: bool) -> float:
+def rank_by_rank(is_fused: bool, **options) -> float:
     operator = neox_kernels.cross_entropy.fused if is_fused else None
     group: Group = create_groups(2, 0).model
     hidden, weight, labels, weights = inputs()
     rows = -(-VOCAB // 2)
     mine = functional.pad(weight.detach(), (0, 0, 0, 2 * rows - VOCAB))
     mine = mine[group.rank * rows : (group.rank + 1) * rows].clone().requires_grad_()
-    loss = projected_cross_entropy(
-        hidden, mine, labels, weights, vocab_size=VOCAB, group=group, chunk_rows=10, operator=operator
-    )
-    expected = projected_cross_entropy(hidden, weight, labels, weights, vocab_size=VOCAB, group=SINGLE_RANK)
+    options |= {"vocab_size": VOCAB, "z_terms": [], "chunk_rows": 10}
+    loss = projected_cross_entropy(hidden, mine, labels, weights, group=group, operator=operator, **options)
+    expected = projected_cross_entropy(hidden, weight, labels, weights, group=SINGLE_RANK, **options)
+    terms = options["z_terms"]
+    assert len(terms) == (2 if options.get("z_loss") else 0)
+    torch.testing.assert_close(terms[:1], terms[1:], atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(loss, expected, atol=1e-6, rtol=1e-6)
     part, my_rows = gradients(loss, hidden, mine)
     dist.all_reduce(part)
@@ -182,6 +269,7 @@ def rank_by_rank(is_fused: bool) -> float:
 
 
 @pytest.mark.parametrize("is_fused", [False, True], ids=["plain", "fused"])
-def test_two_ranks_share_a_vocabulary_that_does_not_divide(is_fused):
-    first, second = run_ranks(rank_by_rank, size=2, is_fused=is_fused)
+@pytest.mark.parametrize("options", [{}, {"softcap": 3.0, "z_loss": 0.02}], ids=["", "softcap and z-loss"])
+def test_two_ranks_share_a_vocabulary_that_does_not_divide(is_fused, options):
+    first, second = run_ranks(rank_by_rank, size=2, is_fused=is_fused, **options)
     assert first == second

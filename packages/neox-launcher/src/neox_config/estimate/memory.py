@@ -287,6 +287,11 @@ def _head_activations(setup: Setup, stage: int, device: str) -> int:
         return of_norm
     loss = _loss_in_chunks if setup.has_loss_in_chunks else _loss_of_all_logits
     of_loss = loss(setup, tokens, device)
+    if setup.model.head.softcap is not None:
+        # Hyperbolic tangents, and the logits after the limit, in float32.
+        columns = ceil(setup.entries / layout.tensor)
+        rows = max(1, CHUNK_NUMBERS[device] // columns) if setup.has_loss_in_chunks else tokens
+        of_loss += 2 * _FLOAT32 * min(rows, tokens) * columns
     if setup.teacher is not None:
         of_loss = _loss_with_teacher(setup, setup.teacher, tokens, of_loss)
     return of_norm + size * tokens * width + of_loss

@@ -244,6 +244,7 @@ def _kept_by_mlp(channel: MLP, layer: Layer, setup: Setup, is_compiled: bool, de
     if channel.is_gated:
         # A kernel keeps none but up, gate and the product. With glu_fusion: auto a trial decides, as above.
         fuses = run.fusions.glu is True
+        kept += 0 if channel.is_plain else 4  # Both clamped, the sum with the offset, and the gate's product.
         tensors = 2 if run.recomputation.recomputes_product(is_fused=fuses) else 3 if fuses else kept + 3
     return tensors * size * channel.width
 

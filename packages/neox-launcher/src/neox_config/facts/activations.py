@@ -7,7 +7,18 @@ from typing import Literal
 __all__ = ["ACTIVATION_FACTS", "ActivationFacts", "ActivationName"]
 
 ActivationName = Literal[
-    "gelu", "geglu", "relu", "softsign", "swish", "mish", "silu", "swiglu", "reglu", "glu", "bilinear"
+    "gelu",
+    "geglu",
+    "relu",
+    "squared_relu",
+    "softsign",
+    "swish",
+    "mish",
+    "silu",
+    "swiglu",
+    "reglu",
+    "glu",
+    "bilinear",
 ]
 
 
@@ -46,6 +57,7 @@ ACTIVATION_FACTS: Mapping[str, ActivationFacts] = {
     "gelu": ActivationFacts(),
     "geglu": ActivationFacts(is_gated=True),
     "relu": ActivationFacts(kept_tensors=0),
+    "squared_relu": ActivationFacts(),
     "softsign": ActivationFacts(kept_tensors=2),
     "swish": ActivationFacts(),
     "mish": ActivationFacts(),

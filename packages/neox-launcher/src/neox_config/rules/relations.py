@@ -40,6 +40,9 @@ _KERNELS: Mapping[tuple[str, str], tuple[Any, ...]] = {
     ("layernorm_fusion", "use_bias_in_norms"): (True,),
     ("rmsnorm_fusion", "norm"): ("rmsnorm",),
     ("glu_fusion", "activation"): ("swiglu", "geglu"),
+    ("glu_fusion", "glu_limit"): (None,),
+    ("glu_fusion", "glu_alpha"): (1.0,),
+    ("glu_fusion", "glu_up_offset"): (0.0,),
     ("rope_fusion", "pos_emb"): ("rotary",),
 }
 _MOST_TRIED, _NAMED = 10_000, 4

@@ -179,27 +179,50 @@ class MLP:
         width: width of each input projection.
         activation: a key of `ACTIVATION_FACTS`, or gelu_tanh for the tanh form of gelu.
         bias: the projections have biases.
+        limit: swiglu clamps the gate to at most it, and up to between it and its negative; None: it does not.
+        alpha: swiglu multiplies the gate by it in the sigmoid.
+        up_offset: swiglu adds it to up.
     """
 
     width: int = of("mlp_width", "intermediate_size", "expansion_factor")
     activation: str = of("activation", "openai_gelu")
     bias: bool = of("use_bias_in_mlp")
+    limit: float | None = of("glu_limit")
+    alpha: float = of("glu_alpha")
+    up_offset: float = of("glu_up_offset")
 
     @property
     def is_gated(self) -> bool:
         """True if there is a second input projection, whose output is activated and multiplied."""
         return ACTIVATION_FACTS[self.activation.removesuffix("_tanh")].is_gated
 
+    @property
+    def is_plain(self) -> bool:
+        """True if a gate is activated and multiplied, and no more."""
+        return (self.limit, self.alpha, self.up_offset) == (None, 1.0, 0.0)
+
     @classmethod
     def read(cls, config: NeoXConfig) -> Self:
         """Return the MLP of the layers."""
-        model = config.model
-        return cls(width=mlp_width(config), activation=_activation(model), bias=model.use_bias_in_mlp)
+        model, has_limit = config.model, config.model.activation == "swiglu"
+        return cls(
+            width=mlp_width(config),
+            activation=_activation(model),
+            bias=model.use_bias_in_mlp,
+            limit=model.glu_limit if has_limit else None,
+            alpha=model.glu_alpha if has_limit else 1.0,
+            up_offset=model.glu_up_offset if has_limit else 0.0,
+        )
 
     def settings(self) -> Settings:
         """Return the parameters that give it."""
-        activation = _settings_of_activation(self.activation)
-        return {"mlp-width": self.width, **activation, "use-bias-in-mlp": self.bias}
+        settings: Settings = {
+            "mlp-width": self.width,
+            **_settings_of_activation(self.activation),
+            "use-bias-in-mlp": self.bias,
+        }
+        names = {"glu-limit": self.limit, "glu-alpha": self.alpha, "glu-up-offset": self.up_offset}
+        return settings if self.is_plain else settings | names
 
 
 Mixer = Attention | SpatialMLP

@@ -103,10 +103,12 @@ class Vocabulary:
     Args:
         tied: its matrix is that of the embedding.
         scale: logits are multiplied by it.
+        softcap: they are then limited to it smoothly; None: they are not.
     """
 
     tied: bool = of("no_weight_tying")
     scale: float = of("logit_scale")
+    softcap: float | None = of("logit_softcap")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,7 +63,8 @@ def _head(config: NeoXConfig) -> Vocabulary | Retrieval:
         size = config.objective.ict_head_size
         assert size is not None, "a rule requires ict_head_size"
         return Retrieval(size=size, shared=config.objective.ict_shared_towers)
-    return Vocabulary(tied=not config.model.no_weight_tying, scale=config.model.logit_scale)
+    model = config.model
+    return Vocabulary(tied=not model.no_weight_tying, scale=model.logit_scale, softcap=model.logit_softcap)
 
 
 def _adapters(config: NeoXConfig) -> Adapters | None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from neox_config.facts.norms import NORM_FACTS
-from neox_config.spec.model import Attention, Layer, ModelSpec, Retrieval, SpatialMLP, Window
+from neox_config.spec.model import Attention, Layer, ModelSpec, Retrieval, SpatialMLP, Vocabulary, Window
 from neox_config.spec.positions import settings_of_position
 
 __all__ = ["settings_of"]
@@ -57,6 +57,8 @@ def settings_of(spec: ModelSpec) -> Settings:
         settings |= {"ict-head-size": spec.head.size, "ict-shared-towers": spec.head.shared}
     elif spec.head.scale != 1.0:
         settings["logit-scale"] = spec.head.scale
+    if isinstance(spec.head, Vocabulary) and spec.head.softcap is not None:
+        settings["logit-softcap"] = spec.head.softcap
     if spec.embedding.scale != 1.0:
         settings["embedding-scale"] = spec.embedding.scale
     if spec.adapters is not None:

@@ -24,7 +24,8 @@ MODEL = set(
     rms_norm_epsilon scalenorm_epsilon activation openai_gelu mlp_width intermediate_size
     expansion_factor mlp_multiple_of use_bias_in_norms sliding_window_width use_bias_in_attn_linear
     use_bias_in_qkv use_bias_in_mlp bias_gelu_fusion
-    apply_residual_connection_post_layernorm gpt_j_residual no_weight_tying embedding_scale logit_scale
+    apply_residual_connection_post_layernorm gpt_j_residual no_weight_tying
+    embedding_scale logit_scale logit_softcap glu_limit glu_alpha glu_up_offset
     num_unique_layers param_sharing_style make_vocab_size_divisible_by gmlp_attn_dim attention_config
     sparsity_config.block sparsity_config.different_layout_per_head sparsity_config.num_local_blocks
     sparsity_config.num_global_blocks sparsity_config.num_different_global_patterns

@@ -178,6 +178,8 @@ def build_model(spec: ModelSpec, run: RunSpec, groups: Groups, *, vocab_size: in
     with torch.device("cpu") if on_host else device, partitioned_as_built(run, groups):
         model = _assemble(plan, spec, run, groups, loss)
         _transform(model, run, trains=True)
+    # Read by a callback, wherever in the model the loss is.
+    model.z_terms = loss.z_terms
     freeze_all_but_adapters(model)
     if run.partitions_rows and groups.data.size > 1:
         partition_model(run, model, groups)
@@ -232,7 +234,8 @@ def build_stage(spec: ModelSpec, run: RunSpec, groups: Groups, *, vocab_size: in
 
 def _of_logits(spec: ModelSpec) -> dict[str, Any]:
     """Return the arguments of head and loss that determine the logits of a product."""
-    return {"scale": spec.head.scale} if isinstance(spec.head, Vocabulary) else {}
+    head = spec.head
+    return {"scale": head.scale, "softcap": head.softcap} if isinstance(head, Vocabulary) else {}
 
 
 def _loss(
@@ -242,6 +245,7 @@ def _loss(
         entries,
         group,
         **_of_logits(spec),
+        z_loss=run.targets.z_loss,
         operator=operator,
         keeps_gradients=run.layout.splits_backward,
         dtype=None if run.precision.loss is None else DTYPES[run.precision.loss],

@@ -39,6 +39,7 @@ from neox_kernels import (
 from neox_kernels.operator import MakeExample
 from neox_model.assembly.choices import DTYPES, all_ranks_agree
 from neox_model.assembly.compiler_cache import private_compiler_cache
+from neox_model.layers.activations import clamped_swiglu
 from neox_model.layers.attention.dense import hidden_keys
 from neox_model.parallel.cross_entropy import LossOperator, chunk_rows_on
 from neox_model.parallel.groups import Groups
@@ -176,6 +177,12 @@ def _of_channel(
     gated: dict[str, Operator[..., Any]] = {"swiglu": bias_swiglu, "geglu": bias_geglu}
     if channel.activation not in gated:
         return {"bias_gelu": gelu}
+    if not channel.is_plain:
+        logger.info("swiglu: PyTorch's operators, because the fused ones have no limit, alpha or offset")
+        clamped = partial(
+            clamped_swiglu, limit=channel.limit, alpha=channel.alpha, up_offset=channel.up_offset
+        )
+        return {"bias_gelu": gelu, "gated_activation": clamped}
     operator = gated[channel.activation]
     chosen = chooser.fused("glu-fusion", fusions.glu, operator, shape_SBF)
     again = None if chosen is None else operator.again
@@ -222,6 +229,8 @@ def choose_loss_operator(
         return None
     columns = -(-vocab_size // groups.model.size)
     rows = min(chunk_rows_on(device, columns), run.batch.length * run.batch.micro)
+    if spec.head.softcap is not None:
+        dtype = torch.promote_types(dtype, torch.float32)
     chooser = _Chooser(groups, device=device, dtype=dtype, autocast=run.precision.autocast)
     return chooser.fused("loss-fusion", requested, cross_entropy, (rows, columns))
 

@@ -165,7 +165,7 @@ def _mlp(
         "activation": build_activation(channel.activation),
     }
     if channel.is_gated:
-        is_fused = operators.gated_activation is not None
+        is_fused = operators.gated_again is not None
         options["gated_activation"] = operators.gated_activation
         options["gated_again"] = operators.gated_again
         options["recomputes_product"] = run.recomputation.recomputes_product(is_fused=is_fused)

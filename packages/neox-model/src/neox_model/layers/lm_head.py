@@ -24,9 +24,11 @@ from neox_model.parallel.sequence import to_column_parallel
 __all__ = ["LMHead", "LMLoss", "compute_logits", "gather_vocabulary"]
 
 
-def compute_logits(hidden_SBD: Tensor, weight_VD: Tensor, group: Group, scale: float = 1.0) -> Tensor:
-    """Return logits_BSV of this rank's part of the vocabulary, multiplied by `scale`."""
-    return _logits(_scaled(to_column_parallel(hidden_SBD, group), scale), weight_VD)
+def compute_logits(
+    hidden_SBD: Tensor, weight_VD: Tensor, group: Group, *, scale: float = 1.0, softcap: float | None = None
+) -> Tensor:
+    """Return logits_BSV of this rank's part of the vocabulary: softcap * tanh(scale * product / softcap)."""
+    return _logits(_scaled(to_column_parallel(hidden_SBD, group), scale), weight_VD, softcap)
 
 
 def _scaled(hidden_SBD: Tensor, scale: float) -> Tensor:
@@ -34,8 +36,11 @@ def _scaled(hidden_SBD: Tensor, scale: float) -> Tensor:
     return hidden_SBD if scale == 1.0 else hidden_SBD * scale
 
 
-def _logits(hidden_SBD: Tensor, weight_VD: Tensor) -> Tensor:
-    return functional.linear(hidden_SBD.transpose(0, 1).contiguous(), weight_VD)
+def _logits(hidden_SBD: Tensor, weight_VD: Tensor, softcap: float | None) -> Tensor:
+    logits_BSV = functional.linear(hidden_SBD.transpose(0, 1).contiguous(), weight_VD)
+    if softcap is None:
+        return logits_BSV
+    return ((widen(logits_BSV) / softcap).tanh() * softcap).to(logits_BSV.dtype)
 
 
 class LMHead(nn.Module):
@@ -47,6 +52,7 @@ class LMHead(nn.Module):
         init: fills the weight.
         group: the ranks over which the vocabulary is split.
         scale: factor of the logits; `LMLoss` has its own.
+        softcap: smooth limit of the logits; None: there is none. `LMLoss` has its own.
         weight: another layer's parameter (a tied head); None: create a parameter.
     """
 
@@ -58,11 +64,13 @@ class LMHead(nn.Module):
         init: InitMethod,
         group: Group = SINGLE_RANK,
         scale: float = 1.0,
+        softcap: float | None = None,
         weight: nn.Parameter | None = None,
     ) -> None:
         super().__init__()
         self.group = group
         self.scale = scale
+        self.softcap = softcap
         self.weight = (
             logical_parameter((vocab_size, hidden_size), init=init, group=group, split_dim=0, pad=True)
             if weight is None
@@ -77,7 +85,7 @@ class LMHead(nn.Module):
     ) -> Tensor:
         """Return logits_BSV of this rank's part of the vocabulary; given `targets` and `loss`, the loss."""
         if targets is None or loss is None:
-            return compute_logits(hidden_SBD, self.weight, self.group, self.scale)
+            return compute_logits(hidden_SBD, self.weight, self.group, scale=self.scale, softcap=self.softcap)
         return loss.of_hidden(to_column_parallel(hidden_SBD, self.group), self.weight, targets)
 
 
@@ -90,10 +98,16 @@ class LMLoss:
         vocab_size: size of the logical vocabulary.
         group: the ranks over which the vocabulary is split; the call is collective over it.
         scale: factor of the logits in `of_hidden`.
+        softcap: their smooth limit in `of_hidden`; None: there is none.
+        z_loss: coefficient of the squared logarithms of the softmax's denominators. The gradient of the loss
+            has this term, its value does not: it is compared with other losses.
         dtype: dtype in which the cross entropy is computed; None: float32.
         chunk_rows: tokens per chunk of logits in `of_hidden`; None chooses by the device.
         keeps_gradients: see `projected_cross_entropy`.
         operator: computes loss and gradient of a chunk of logits; None: PyTorch's operators.
+
+    Attributes:
+        z_terms: the term of `z_loss` of each micro-batch that was differentiated, on the device; clear it.
     """
 
     def __init__(
@@ -102,6 +116,8 @@ class LMLoss:
         group: Group = SINGLE_RANK,
         *,
         scale: float = 1.0,
+        softcap: float | None = None,
+        z_loss: float = 0.0,
         dtype: torch.dtype | None = None,
         chunk_rows: int | None = None,
         keeps_gradients: bool = False,
@@ -110,6 +126,9 @@ class LMLoss:
         self.vocab_size = vocab_size
         self.group = group
         self.scale = scale
+        self.softcap = softcap
+        self.z_loss = z_loss
+        self.z_terms: list[Tensor] = []
         self.dtype = dtype
         self.chunk_rows = chunk_rows
         self.keeps_gradients = keeps_gradients
@@ -118,7 +137,15 @@ class LMLoss:
     def __call__(self, logits_BSV: Tensor, targets: tuple[Tensor, Tensor]) -> Tensor:
         """Return the loss, a float32 scalar; 0 if every token is masked."""
         labels_BS, loss_mask_BS = targets
-        return (widen(self.per_token(logits_BSV, labels_BS)) * loss_mask_BS).sum()
+        losses_BS, log_totals_BS = vocab_parallel_cross_entropy(
+            logits_BSV, labels_BS, vocab_size=self.vocab_size, group=self.group, dtype=self.dtype
+        )
+        loss = (widen(losses_BS) * loss_mask_BS).sum()
+        if not self.z_loss or not loss.requires_grad:
+            return loss
+        term = self.z_loss * (widen(log_totals_BS).square() * loss_mask_BS).sum()
+        self.z_terms.append(term.detach())
+        return loss + (term - term.detach())
 
     def of_hidden(self, hidden_SBD: Tensor, weight_VD: Tensor, targets: tuple[Tensor, Tensor]) -> Tensor:
         """Return the loss from the hidden states of the whole sequence.
@@ -133,7 +160,7 @@ class LMLoss:
             hidden_SBD, weight_VD = hidden_SBD.to(dtype), weight_VD.to(dtype)
         hidden_SBD = _scaled(hidden_SBD, self.scale)
         if hidden_SBD.dtype == torch.float16:
-            return self(_logits(hidden_SBD, weight_VD), targets)
+            return self(_logits(hidden_SBD, weight_VD, self.softcap), targets)
         # Transpose the labels to the order of the hidden states, which moves less memory than the reverse.
         labels_SB, weights_SB = (target.t() for target in targets)
         return projected_cross_entropy(
@@ -146,12 +173,9 @@ class LMLoss:
             chunk_rows=self.chunk_rows,
             keeps_gradients=self.keeps_gradients,
             operator=self.operator,
-        )
-
-    def per_token(self, logits_BSV: Tensor, labels_BS: Tensor) -> Tensor:
-        """Return the cross entropy of each label."""
-        return vocab_parallel_cross_entropy(
-            logits_BSV, labels_BS, vocab_size=self.vocab_size, group=self.group, dtype=self.dtype
+            softcap=self.softcap,
+            z_loss=self.z_loss,
+            z_terms=self.z_terms,
         )
 
 

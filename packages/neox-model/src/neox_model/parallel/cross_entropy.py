@@ -1,5 +1,8 @@
 """Cross entropy over a vocabulary that is split over tensor-parallel ranks, in float32.
 
+The z-loss is a coefficient times log_total^2, where log_total is the logarithm of the denominator (natural);
+d logit_v = 2 * coefficient * log_total * softmax_v.
+
 From logits: the forward pass stores the logits in their dtype and one number per token (the logarithm of the
 softmax's denominator); the backward pass recomputes the softmax. Both process the tokens in blocks, so that
 no float32 copy of all logits exists; on a CPU a block fits in the cache.
@@ -51,8 +54,8 @@ def vocab_parallel_cross_entropy(
     vocab_size: int,
     group: Group = SINGLE_RANK,
     dtype: torch.dtype | None = None,
-) -> Tensor:
-    """Return the cross entropy of each label, the same on every rank of the group.
+) -> tuple[Tensor, Tensor]:
+    """Return the cross entropy of each label and the logarithm of the softmax's denominator, on every rank.
 
     Args:
         logits: [..., V], where V are this rank's columns; those beyond `vocab_size` count as minus infinity.
@@ -62,7 +65,10 @@ def vocab_parallel_cross_entropy(
         dtype: dtype of the computation and the result; None: float32, or float64 for float64 logits.
     """
     dtype = dtype or torch.promote_types(logits.dtype, torch.float32)
-    return _CrossEntropy.apply(logits, labels, _Vocabulary.of(vocab_size, group, dtype))
+    found: tuple[Tensor, Tensor] = _CrossEntropy.apply(
+        logits, labels, _Vocabulary.of(vocab_size, group, dtype)
+    )
+    return found
 
 
 def projected_cross_entropy(
@@ -76,6 +82,9 @@ def projected_cross_entropy(
     chunk_rows: int | None = None,
     keeps_gradients: bool = False,
     operator: LossOperator | None = None,
+    softcap: float | None = None,
+    z_loss: float = 0.0,
+    z_terms: list[Tensor] | None = None,
 ) -> Tensor:
     """Return the weighted sum of the tokens' cross entropies, float32; logits are `hidden_MD @ weight_VD.T`.
 
@@ -94,15 +103,22 @@ def projected_cross_entropy(
         keeps_gradients: allow several backward passes, of the same gradient, as schedules that compute the
             gradients of weights apart make; the weight's gradient stays in memory until the last one.
         operator: computes loss and gradient of a chunk; None: PyTorch's operators.
+        softcap: the logits are `softcap * tanh(product / softcap)`, in float32; None: they are the product.
+        z_loss: the gradient is that of the sum and of `z_loss` times the weighted sum of the squared
+            logarithms of the softmax's denominators.
+        z_terms: this term is added to the list, if there is a gradient; the returned value does not have it.
     """
     if chunk_rows is None:
         chunk_rows = chunk_rows_on(hidden_MD.device, weight_VD.shape[0])
     dtype = torch.promote_types(hidden_MD.dtype, torch.float32)
-    vocabulary = _Vocabulary.of(vocab_size, group, dtype, operator)
+    vocabulary = _Vocabulary.of(vocab_size, group, dtype, operator, softcap=softcap, z_loss=z_loss)
     needs_gradients = torch.is_grad_enabled() and (hidden_MD.requires_grad or weight_VD.requires_grad)
-    return _ProjectedCrossEntropy.apply(
+    total, of_z = _ProjectedCrossEntropy.apply(
         hidden_MD, weight_VD, labels_M, weights_M, vocabulary, chunk_rows, needs_gradients, keeps_gradients
     )
+    if z_loss and needs_gradients and z_terms is not None:
+        z_terms.append(of_z)
+    return total
 
 
 def chunk_rows_on(device: torch.device, columns: int) -> int:
@@ -116,19 +132,21 @@ def _rows(numbers: Mapping[str, int], device: torch.device, columns: int) -> int
 
 @dataclass(frozen=True, slots=True)
 class _Vocabulary:
-    """This rank's entries [start, stop) of a vocabulary; the dtype and the operator of the computation."""
+    """This rank's entries [start, stop) of a vocabulary, and how the loss is computed."""
 
     start: int
     stop: int
     group: Group
     dtype: torch.dtype
     operator: LossOperator | None = None
+    softcap: float | None = None
+    z_loss: float = 0.0
 
     @classmethod
     def of(
-        cls, vocab_size: int, group: Group, dtype: torch.dtype, operator: LossOperator | None = None
+        cls, vocab_size: int, group: Group, dtype: torch.dtype, *rest: Any, **options: Any
     ) -> "_Vocabulary":
-        return cls(*local_vocabulary(vocab_size, group), group, dtype, operator)
+        return cls(*local_vocabulary(vocab_size, group), group, dtype, *rest, **options)
 
     @property
     def width(self) -> int:
@@ -190,11 +208,17 @@ def _gradient_of_logits(
     labels: _Labels,
     gradient_M: Tensor,
     vocabulary: _Vocabulary,
+    of_totals_M: Tensor | None = None,
 ) -> None:
-    """Write gradient * (softmax - 1 at the label) to `result_MV`, which may be the logits."""
+    """Write gradient * (softmax - 1 at the label) to `result_MV`, which may be the logits.
+
+    `of_totals_M` is the gradient of the logarithms of the denominators themselves: it adds itself * softmax.
+    """
     result_MV[:, vocabulary.width :] = 0.0
     gradient_M1 = gradient_M.to(vocabulary.dtype).unsqueeze(1)
     hit_M1 = torch.where(labels.is_elsewhere.unsqueeze(1), 0.0, -gradient_M1)
+    if of_totals_M is not None:
+        gradient_M1 = gradient_M1 + of_totals_M.unsqueeze(1)
     for part in _blocks(logits_MV):
         softmax = torch.sub(logits_MV[part, : vocabulary.width], log_total_M[part].unsqueeze(1)).exp_()
         softmax *= gradient_M1[part]
@@ -249,24 +273,51 @@ def _loss_and_gradient_of_rows(
     return (largest_C1 + total_C1.log() - picked_C1).squeeze(1)
 
 
+def _loss_and_gradient_with_z(
+    logits_CV: Tensor, labels: _Labels, weights_C: Tensor, vocabulary: _Vocabulary
+) -> tuple[Tensor, Tensor]:
+    """Return the cross entropies and the z-losses; overwrite the logits with the gradient of both."""
+    log_total_C, picked_C = _log_totals(logits_CV, labels, vocabulary)
+    weights_C = weights_C.to(vocabulary.dtype)
+    of_totals_C = 2 * vocabulary.z_loss * log_total_C * weights_C
+    if vocabulary.operator is None:
+        _gradient_of_logits(logits_CV, logits_CV, log_total_C, labels, weights_C, vocabulary, of_totals_C)
+    else:
+        factors_C, none_C = weights_C + of_totals_C, torch.full_like(labels.columns, -1)
+        vocabulary.operator(logits_CV, none_C, factors_C, log_total_C, vocabulary.width)
+        # At the label once more, unrounded: the operator has one weight for the softmax and the label.
+        at_label_C = factors_C * torch.exp(picked_C - log_total_C) - weights_C
+        columns_C1 = labels.columns.unsqueeze(1)
+        written_C1 = logits_CV.gather(1, columns_C1)
+        at_label_C1 = at_label_C.to(logits_CV.dtype).unsqueeze(1)
+        logits_CV.scatter_(
+            1, columns_C1, torch.where(labels.is_elsewhere.unsqueeze(1), written_C1, at_label_C1)
+        )
+    return log_total_C - picked_C, vocabulary.z_loss * log_total_C.square()
+
+
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, vocabulary: _Vocabulary) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, vocabulary: _Vocabulary) -> tuple[Tensor, Tensor]:
         logits_MV = logits.reshape(-1, logits.shape[-1])
         local = _Labels.within(labels.reshape(-1), vocabulary)
         log_total_M, picked_M = _log_totals(logits_MV, local, vocabulary)
         ctx.save_for_backward(logits, log_total_M, local.columns, local.is_elsewhere)
         ctx.vocabulary = vocabulary
-        return (log_total_M - picked_M).view(labels.shape)
+        ctx.set_materialize_grads(False)
+        return (log_total_M - picked_M).view(labels.shape), log_total_M.view(labels.shape)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor, of_totals: Tensor | None) -> tuple[Tensor, None, None]:
         logits, log_total_M, *labels = ctx.saved_tensors
         logits_MV = logits.reshape(-1, logits.shape[-1])
         result_MV = torch.empty_like(logits_MV)
+        of_totals_M = None if of_totals is None else of_totals.reshape(-1)
         _gradient_of_logits(
-            result_MV, logits_MV, log_total_M, _Labels(*labels), gradient.reshape(-1), ctx.vocabulary
+            *(result_MV, logits_MV, log_total_M, _Labels(*labels), gradient.reshape(-1)),
+            ctx.vocabulary,
+            of_totals_M,
         )
         return result_MV.view(logits.shape), None, None
 
@@ -283,8 +334,9 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         chunk_rows: int,
         needs_gradients: bool,
         keeps_gradients: bool,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         total = torch.zeros((), device=hidden_MD.device, dtype=vocabulary.dtype)
+        of_z = torch.zeros_like(total)
         hidden_gradient_MD = torch.empty_like(hidden_MD) if needs_gradients else None
         # Summed over chunks, so in float32 for any dtype of the weight.
         weight_gradient_VD = torch.zeros_like(weight_VD, dtype=vocabulary.dtype) if needs_gradients else None
@@ -292,7 +344,14 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             part = slice(first, first + chunk_rows)
             logits_CV = hidden_MD[part] @ weight_VD.t()
             local = _Labels.within(labels_M[part], vocabulary)
-            if needs_gradients:
+            tanh_CV: Tensor | None = None
+            if vocabulary.softcap is not None:
+                tanh_CV = (logits_CV.to(vocabulary.dtype) / vocabulary.softcap).tanh_()
+                logits_CV = tanh_CV * vocabulary.softcap
+            if needs_gradients and vocabulary.z_loss:
+                loss_C, z_C = _loss_and_gradient_with_z(logits_CV, local, weights_M[part], vocabulary)
+                of_z += (z_C * weights_M[part]).sum()
+            elif needs_gradients:
                 loss_C = _loss_and_gradient(logits_CV, local, weights_M[part], vocabulary)
             else:
                 log_total_C, picked_C = _log_totals(logits_CV, local, vocabulary)
@@ -300,17 +359,20 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             total += (loss_C * weights_M[part]).sum()
             if hidden_gradient_MD is None or weight_gradient_VD is None:
                 continue
+            if tanh_CV is not None:
+                logits_CV = logits_CV.mul_(tanh_CV.square_().neg_().add_(1)).to(hidden_MD.dtype)
             torch.mm(logits_CV, weight_VD, out=hidden_gradient_MD[part])
             _add_product(weight_gradient_VD, logits_CV.t(), hidden_MD[part])
         ctx.gradients = (hidden_gradient_MD, weight_gradient_VD)
         ctx.dtype = weight_VD.dtype
         ctx.keeps_gradients = keeps_gradients
         ctx.kept = None
-        return total
+        ctx.mark_non_differentiable(of_z)
+        return total, of_z
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor, _of_z: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.kept is not None:
             return None, ctx.kept, *_NO_GRADIENTS
         (hidden_gradient_MD, weight_gradient_VD), ctx.gradients = ctx.gradients, None

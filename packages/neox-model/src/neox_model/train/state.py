@@ -29,6 +29,7 @@ class StepReport:
         loss_scale: loss scale of this iteration in float16; None in other precisions.
         spike_limit: limit above which the loss is a spike; None if losses are not compared.
         spiked: True if the loss is a spike.
+        z_loss: the same mean of the term of `z_loss`; None without.
     """
 
     loss: Tensor | None
@@ -38,6 +39,7 @@ class StepReport:
     loss_scale: Tensor | float | None = None
     spike_limit: Tensor | None = None
     spiked: Tensor | bool = False
+    z_loss: Tensor | None = None
 
 
 @dataclass(kw_only=True)

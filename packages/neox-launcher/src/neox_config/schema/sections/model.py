@@ -111,6 +111,33 @@ class ModelSection(Section, resume="model"):
         doc=f"Activation function of the feed-forward block. {', '.join(_GATED)} are gated and use two input "
         "matrices; gmlp and amlp layers use only the function of the gate.",
     )
+    glu_limit: float | None = param(
+        None,
+        origin="ours",
+        gt=0,
+        le=1_000_000,
+        none_means="no limits",
+        used_when="activation is swiglu",
+        doc="Clamp what swiglu multiplies: the gate from above, up from both sides; gpt-oss has 7. The "
+        "product is (up + glu-up-offset) * gate * sigmoid(glu-alpha * gate). gmlp and amlp layers do not "
+        "use it.",
+    )
+    glu_alpha: float = param(
+        1.0,
+        origin="ours",
+        gt=0,
+        le=1_000,
+        used_when="activation is swiglu",
+        doc="Factor of the gate inside the sigmoid of swiglu (see glu-limit); gpt-oss has 1.702.",
+    )
+    glu_up_offset: float = param(
+        0.0,
+        origin="ours",
+        ge=-1_000,
+        le=1_000,
+        used_when="activation is swiglu",
+        doc="Added to up in swiglu (see glu-limit); gpt-oss has 1.",
+    )
     openai_gelu: bool = param(
         False,
         origin="Meg",
@@ -272,6 +299,16 @@ class ModelSection(Section, resume="model"):
         le=1_000_000,
         used_when="objective is not ict",
         doc="Multiply the logits by this, in training and in generation.",
+    )
+    logit_softcap: float | None = param(
+        None,
+        origin="ours",
+        gt=0,
+        le=1_000_000,
+        none_means="no limit",
+        used_when="objective is not ict",
+        doc="Limit the logits smoothly: logit-softcap * tanh(logits / logit-softcap), after logit-scale. "
+        "Gemma 2 has 30.",
     )
     num_unique_layers: int | None = param(
         None,

@@ -79,6 +79,18 @@ class ObjectiveSection(Section, resume="training"):
     fim_suffix_token: str = param(
         "<|fim_suffix|>", origin="ours", min_length=1, used_when=_FIM, doc=_FIM_TOKEN.format("suffix")
     )
+    z_loss: float = param(
+        0.0,
+        origin="ours",
+        ge=0,
+        le=1_000,
+        used_when="objective is not ict",
+        source="arXiv:2204.02311, section 5",
+        doc="Coefficient of a term of the training loss: the square of the logarithm of the softmax's "
+        "denominator of each token. It keeps logits from drifting; 1e-4 is usual. Logged as loss/z_loss; the "
+        "logged training and validation losses do not contain it. In GPT-NeoX, this name has an effect only "
+        "in the training of reward models.",
+    )
     ict_head_size: int | None = param(
         None,
         origin="Meg",

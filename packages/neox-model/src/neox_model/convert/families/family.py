@@ -43,11 +43,15 @@ _COMMON: Mapping[str, Any] = {
     "layers.mixer.gate": "none",
     "layers.channel": "MLP",
     "layers.channel.bias": False,
+    "layers.channel.limit": None,
+    "layers.channel.alpha": 1.0,
+    "layers.channel.up_offset": 0.0,
     "layers.residual": "serial",
     "layers.residual_after_norm": False,
     "layers.owner": None,
     "head": "Vocabulary",
     "head.scale": 1.0,
+    "head.softcap": None,
     "adapters": None,
 }
 """What the models of all classes have, unless a table states something else, by path."""
@@ -72,6 +76,7 @@ UNGATED: Mapping[str, str] = {
     "gelu": "gelu",
     **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "gelu_tanh"),
     "relu": "relu",
+    "relu2": "squared_relu",
     **dict.fromkeys(("silu", "swish"), "silu"),
     "mish": "mish",
 }

@@ -40,7 +40,14 @@ _PADDING = "make_vocab_size_divisible_by"
 _NEEDED = ("num_layers", "hidden_size", "num_attention_heads", "pos_emb", "norm", "no_weight_tying")
 _EMBEDDING = Key(0, "word_embeddings.weight")
 # Values by path in the model of all that GPT-NeoX trains.
-_WITHOUT: Mapping[str, Any] = {"embedding.scale": 1.0, "head.scale": 1.0}
+_WITHOUT: Mapping[str, Any] = {
+    "embedding.scale": 1.0,
+    "head.scale": 1.0,
+    "head.softcap": None,
+    "layers.channel.limit": None,
+    "layers.channel.alpha": 1.0,
+    "layers.channel.up_offset": 0.0,
+}
 _FORMER_NAMES = {"SPMTokenizer": "SentencePieceTokenizer"}
 
 

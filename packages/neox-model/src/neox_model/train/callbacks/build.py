@@ -14,7 +14,7 @@ from neox_model.train.callbacks.progress import ProgressCallback
 from neox_model.train.callbacks.record import RecordCallback
 from neox_model.train.callbacks.replica_check import ReplicaCheck
 from neox_model.train.callbacks.spikes import SpikeDetection, SpikeHandler
-from neox_model.train.callbacks.steps import EmptyMicroBatches, LeftOutBatches, VaryingLengths
+from neox_model.train.callbacks.steps import EmptyMicroBatches, LeftOutBatches, VaryingLengths, ZLoss
 from neox_model.train.callbacks.stop import AutoresumeCallback, StopCallback
 from neox_model.train.callbacks.stragglers import StragglersCallback
 from neox_model.train.callbacks.tensors import GradientNoise, GradientNorms, TensorNorms, ZeroGradients
@@ -40,6 +40,7 @@ _CALLBACKS: tuple[Build, ...] = (
         "neox_model.extras.eigenvalues.measure:EigenvaluesCallback",
         lambda run: run.config.engine.eigenvalue.enabled,
     ),
+    ZLoss.from_run,
     VaryingLengths.from_run,
     SpikeDetection.from_run,
     FlopsCallback.from_run,

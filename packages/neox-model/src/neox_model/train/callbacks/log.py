@@ -75,6 +75,7 @@ class LogCallback(Callback):
             self.run.metrics.write_pending()
         metrics: dict[str, Tensor | float | None] = {
             "loss/train": report.loss,
+            "loss/z_loss": report.z_loss,
             "optimizer/learning_rate": self._rate,
             "optimizer/momentum": self._momentum,
             "optimizer/grad_norm": report.grad_norm,

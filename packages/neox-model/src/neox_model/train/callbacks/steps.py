@@ -1,4 +1,4 @@
-"""Callbacks around a step: for varying lengths, and for batches that are left out or empty."""
+"""Callbacks around a step: for varying lengths, for batches left out or empty, and for a term of the loss."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -6,8 +6,13 @@ from dataclasses import replace
 from itertools import islice
 from typing import Self
 
+import torch
+from torch import Tensor
+
 from neox_config.extras.data_efficiency.curricula import length_schedule
 from neox_config.pluralize import pluralize
+from neox_model.engine.mean_loss import mean_over
+from neox_model.parallel.collectives import all_reduce
 from neox_model.parallel.control import all_gather_object
 from neox_model.parallel.groups import Groups
 from neox_model.train.data.batch import Batch
@@ -15,7 +20,7 @@ from neox_model.train.run import Callback, Run
 from neox_model.train.state import StepReport
 from neox_model.train.step import TrainStep
 
-__all__ = ["EmptyMicroBatches", "LeftOutBatches", "VaryingLengths"]
+__all__ = ["EmptyMicroBatches", "LeftOutBatches", "VaryingLengths", "ZLoss"]
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +105,33 @@ class VaryingLengths(Callback):
         """Discard the shapes of the last step, and count the tokens of this one."""
         self.run.engine.forget_shapes()
         return replace(step(batches), tokens=self._tokens(self.run.state.iteration))
+
+
+class ZLoss(Callback):
+    """Reports the mean of the term of `z_loss`, which the loss of a step does not contain.
+
+    Args:
+        terms: the term of each micro-batch, on pipeline stages with a head (`LMLoss.z_terms`).
+        groups: this job's process groups.
+    """
+
+    def __init__(self, terms: list[Tensor], groups: Groups) -> None:
+        self._terms, self._groups = terms, groups
+
+    @classmethod
+    def from_run(cls, run: Run) -> Self | None:
+        """Build it if the loss has the term."""
+        return cls(run.engine.model.z_terms, run.groups) if run.resolved.run.targets.z_loss else None  # type: ignore[arg-type]
+
+    def around_step(self, step: TrainStep, batches: Iterator[Batch]) -> StepReport:
+        """Add up the terms of the step. Collective over all ranks."""
+        self._terms.clear()
+        report = step(batches)
+        total = torch.zeros((), device=self.run.engine.device)
+        for term in self._terms:
+            total += term
+        mean = mean_over(self._groups.data, total / self.run.step.accumulation)
+        return replace(report, z_loss=all_reduce(mean, self._groups.pipe))
 
 
 class LeftOutBatches(Callback):
