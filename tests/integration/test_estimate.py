@@ -86,6 +86,8 @@ def test_parameter_counts_equal_the_built_model_part_by_part(norm, position, act
         {"num_layers": 1},
         {"num_kv_heads": 2, "pos_emb": "rpe", "rpe_num_buckets": 9},
         {"use_bias_in_mlp": False},
+        {"head_dim": 10, "attention_sinks": True, "attention_gate": "element"},
+        {"head_dim": 2, "num_kv_heads": 2, "attention_gate": "head", "use_bias_in_attn_linear": False},
         {"use_bias_in_attn_linear": False, "attention_config": [[["amlp"], "all"]]},
         {"attention_config": ["local", "gmlp", "amlp"], "gmlp_attn_dim": 5, "norm": "scalenorm"},
         {"attention_config": [[["amlp", "bigbird", "gmlp"], 1]], "gmlp_attn_dim": None},
@@ -167,6 +169,29 @@ def test_stored_activations_equal_the_formula(norm, position, activation, dtype,
     # Statistics of the norms and tables of angles are the difference; it gets smaller in wider models.
     assert activation_bytes_per_layer(setup, setup.model.layers[1], device="cpu") == pytest.approx(
         bytes_kept(model, 1), rel=0.0125
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"head_dim": 24, "pos_emb": "rotary", "num_kv_heads": 2},
+        {"attention_gate": "head", "head_dim": 24},
+        {"attention_gate": "element"},
+        # Layer scaling stores scores on every device.
+        {"attention_sinks": True, "apply_query_key_layer_scaling": True},
+        {"attention_sinks": True, "attention_softcap": 2.0, "apply_query_key_layer_scaling": True},
+    ],
+)
+def test_stored_activations_of_attention_equal_the_formula(settings, dtype):
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "seq_length": 128, "max_position_embeddings": 128}
+    model, setup = build(**sizes, **settings)
+    model.to(dtype)
+    weights = "fp32" if dtype == torch.float32 else "bf16"
+    setup = setup.changed(batch={"micro": 6}, precision={"weights": weights})
+    assert activation_bytes_per_layer(setup, setup.model.layers[1], device="cpu") == pytest.approx(
+        bytes_kept(model, 1), rel=0.015
     )
 
 

@@ -130,6 +130,7 @@ def random_settings(family: str, seed: int) -> dict[str, Any]:
         "num_key_value_heads": shared,
         "rms_norm_eps": draw.choice([1e-5, 1e-6]),
         "hidden_act": draw.choice(["silu", "silu", "gelu"]),
+        "head_dim": draw.choice([width // heads, 6, 16]),
     }
     if family == "llama":
         settings |= {"attention_bias": draw.random() < 0.3, "mlp_bias": draw.random() < 0.3}

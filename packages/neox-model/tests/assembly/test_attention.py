@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from neox_model.assembly.attention import build_attention, log_attention_paths
-from neox_model.assembly.operators import Operators, _why_not_flex
-from neox_model.layers.attention import DenseCore, FlexCore, SoftmaxCore
-from neox_model.parallel.groups import SINGLE_RANK
+from neox_model.assembly.operators import Operators, _why_not_flex, choose_operators, reference_operators
+from neox_model.layers.attention import DenseCore, FlexCore, FlexScoresCore, SoftmaxCore
+from neox_model.parallel.groups import SINGLE_PROCESS, SINGLE_RANK
 from support.refusals import shows
 from support.settings import specs_from
 
@@ -85,6 +85,24 @@ def test_requested_softmax_is_used_and_the_superfluous_line_is_named(settings, n
     assert type(core_of({**LOCAL, **settings}, SCORES)) is SoftmaxCore
     (reason,) = reasons(settings, SCORES, caplog)
     assert shows(reason, name, "PyTorch's")
+
+
+@pytest.mark.parametrize("name", ["attention-softcap", "attention-sinks"])
+def test_what_pytorchs_attention_lacks_goes_to_flex_attention_or_stored_scores(name, caplog):
+    settings = {name: 2.0 if name == "attention-softcap" else True, "reset_attention_mask": True}
+    core = core_of(settings, ON_GPU)
+    assert type(core) is FlexScoresCore
+    assert (core.softcap is not None, core.sinks is not None) == ("softcap" in name, "sinks" in name)
+    (reason,) = reasons(settings, ON_GPU, caplog)
+    assert reason.endswith(f"FlexAttention with compiled block masks, for reset-attention-mask and {name}")
+    spec, run = specs_from(settings)
+    for operators in (
+        choose_operators(spec, run, SINGLE_PROCESS, device=torch.device("cpu"), dtype=torch.float32),
+        reference_operators(spec.layers[0].mixer, run.fusions, 0.0, torch.device("cpu")),
+    ):
+        assert type(core_of(settings, operators)) is SoftmaxCore
+        (reason,) = reasons(settings, operators, caplog)
+        assert shows(reason, f"softmax of stored scores, for {name}", "not FlexAttention", "GPUs")
 
 
 def test_each_kind_is_logged_once(caplog):

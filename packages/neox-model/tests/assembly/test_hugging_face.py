@@ -176,19 +176,20 @@ def llama(name: str, get: Callable[[str], Tensor]) -> Tensor:
     index, part, kind = in_layer(name)
     if part == "attention.qkv":
         rows = [get(f"model.layers.{index}.self_attn.{which}_proj.{kind}") for which in "qkv"]
-        return by_head(rows, len(rows[1]) // HEAD_WIDTH)
+        return by_head(rows, HEADS * len(rows[1]) // len(rows[0]))
     return get(f"model.layers.{index}.{parts[part]}.{kind}")
 
 
-@pytest.mark.parametrize("shared_keys", [6, 2, 1])
+@pytest.mark.parametrize(("shared_keys", "head_dim"), [(6, None), (2, 10), (1, None)])
 @pytest.mark.parametrize("model", ["Llama", "Mistral"])
-def test_llama_and_mistral_of_transformers_are_the_same_function(model, shared_keys):
+def test_llama_and_mistral_of_transformers_are_the_same_function(model, shared_keys, head_dim):
     config = getattr(transformers, f"{model}Config")(
         vocab_size=VOCAB,
         hidden_size=WIDTH,
         num_hidden_layers=LAYERS,
         num_attention_heads=HEADS,
         num_key_value_heads=shared_keys,
+        head_dim=head_dim,
         intermediate_size=100,
         max_position_embeddings=LENGTH,
         rms_norm_eps=1e-4,
@@ -205,6 +206,7 @@ def test_llama_and_mistral_of_transformers_are_the_same_function(model, shared_k
         "pos_emb": "rotary",
         "rotary_emb_base": 1000,
         "num_kv_heads": shared_keys,
+        "head_dim": head_dim,
         "no_weight_tying": True,
         "use_bias_in_attn_linear": False,
         "use_bias_in_mlp": False,

@@ -59,6 +59,11 @@ def drawn(seed: int) -> dict[str, object]:
     }
     options: dict[str, object] = {
         "num-kv-heads": draw.choice([each for each in (1, 2, 4, 8) if heads % each == 0]),
+        "head-dim": draw.choice((2, 4, 12)),
+        "attention-scale": draw.choice((0.125, 0.5)),
+        "attention-softcap": 50.0,
+        "attention-sinks": True,
+        "attention-gate": draw.choice(("head", "element")),
         "layernorm-epsilon": 1e-6,
         "rms-norm-epsilon": 1e-5,
         "openai-gelu": True,

@@ -37,6 +37,7 @@ MODEL = set(
     rotary_scaling.high_freq_factor rotary_scaling.beta_fast rotary_scaling.beta_slow
     rotary_scaling.truncate rotary_scaling.attention_factor
     apply_query_key_layer_scaling tokenizer_type vocab_file merge_file
+    head_dim attention_scale attention_softcap attention_sinks attention_gate
     lora_rank lora_alpha lora_target_modules
     ict_head_size ict_shared_towers
     objective rpe_causal sparsity_config.attention sparsity_config.horizontal_global_attention

@@ -267,6 +267,11 @@ class Family:
         values = {**_COMMON, **self.fixed}
         for entry in self.entries:
             values |= entry.read(config)
+        if _HEAD_WIDTH not in values and values["width"] % values[_HEADS]:
+            raise ConversionError(
+                f"config.json has a hidden size of {values['width']}, which its {values[_HEADS]} attention "
+                "heads do not divide; copy it again"
+            )
         head_width = values.setdefault(_HEAD_WIDTH, values["width"] // values[_HEADS])
         if config.get("head_dim") not in (None, head_width):
             raise ConversionError(

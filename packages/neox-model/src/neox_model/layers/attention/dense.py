@@ -70,7 +70,7 @@ class Core(nn.Module):
     """
 
     softcap: float | None = None
-    sinks: nn.Parameter | None = None
+    sinks: nn.Parameter | None
 
     def __init__(
         self,
@@ -84,6 +84,7 @@ class Core(nn.Module):
     ) -> None:
         super().__init__()
         self.scale = scale
+        self.register_parameter("sinks", None)
         self.pattern = pattern() if pattern is not None else None
         self.position = position() if position is not None else None
         self.is_causal = is_causal
