@@ -8,11 +8,13 @@ joins what it computes of the parts.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import sqrt
 from typing import Any, Literal
 
 __all__ = [
     "ARGUMENT_LIMITS",
     "FORMS_OF_ADAM",
+    "MUON_SCALES",
     "OPTIMIZER_FACTS",
     "ArgumentLimit",
     "JoinedParts",
@@ -22,6 +24,12 @@ __all__ = [
 
 FORMS_OF_ADAM = frozenset({"adam", "adamw", "cpu_adam", "cpu_torch_adam"})
 """Types that compute Adam, in lower case: each continues from the states of any other."""
+
+MUON_SCALES: Mapping[str, Callable[[float, float], float]] = {
+    "original": lambda rows, columns: sqrt(max(1, rows / columns)),
+    "match_rms_adamw": lambda rows, columns: 0.2 * sqrt(max(rows, columns)),
+}
+"""Muon's `scale` -> factor of the orthogonal matrix with this number of rows and columns."""
 
 JoinedParts = Literal["matrices", "norms", "maxima"]
 
@@ -86,7 +94,7 @@ ARGUMENT_LIMITS: Mapping[str, ArgumentLimit] = {
     ),
     "qkv": _one_of("separate", "per_head", "together"),
     "row_beta": _FRACTION,
-    "scale": _one_of("original", "match_rms_adamw"),
+    "scale": _one_of(*MUON_SCALES),
 }
 """Argument -> limit, whichever of our optimizers takes it; torch's classes check their own."""
 

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import sqrt
 
-from neox_config.derive.optimizer_arguments import optimizer_facts
+from neox_config.derive.optimizer_arguments import optimizer_facts, own_arguments
 from neox_config.derive.widths import head_width, mlp_width
-from neox_config.facts.optimizers import WidthRule
+from neox_config.facts.optimizers import MUON_SCALES, WidthRule
 from neox_config.schema.config import NeoXConfig
 from neox_config.spec.model import Attention, ModelSpec, Vocabulary
 from neox_config.spec.run import Multipliers
@@ -107,14 +107,14 @@ class _Weight:
         columns: how many times as many inputs; None: their number is not one of the sizes that grow.
         factor: the weight holds a factor that stands behind it otherwise.
         in_layer: it is in a layer, of which there are more in a deeper model.
-        shape: rows and columns of a matrix.
+        spectral: multiple of Muon's learning rate.
     """
 
     rows: float
     columns: float | None = None
     factor: float = 1.0
     in_layer: bool = True
-    shape: tuple[int, int] = (1, 1)
+    spectral: float = 1.0
 
 
 # Rule of an optimizer -> how many times as large the learning rate of a weight is as in the base model, and
@@ -126,20 +126,8 @@ _RATES: Mapping[WidthRule, tuple[Callable[[_Weight, float], float], int]] = {
         lambda weight, depth: weight.rows / (weight.columns or 1) * (depth if weight.in_layer else 1),
         2,
     ),
-    "spectral": (lambda weight, depth: 1.0 if weight.columns is None else _spectral_rate(weight), 1),
+    "spectral": (lambda weight, depth: weight.spectral, 1),
 }
-
-
-def _spectral_rate(weight: _Weight) -> float:
-    """Return the factor with which Muon's steps change outputs as in the base model.
-
-    A step with the singular values s changes them by s * sqrt(inputs / outputs). Muon's are
-    sqrt(max(1, outputs / inputs)).
-    """
-    assert weight.columns is not None, "vectors are Adam's"
-    rows, columns = weight.shape
-    before = sqrt(max(1, rows / weight.rows / (columns / weight.columns)))
-    return sqrt(weight.rows / weight.columns) * before / sqrt(max(1, rows / columns))
 
 
 def read_multipliers(config: NeoXConfig, model: ModelSpec) -> Mapping[str, Multipliers]:
@@ -168,30 +156,52 @@ def _weights(config: NeoXConfig, model: ModelSpec) -> Iterator[tuple[str, _Weigh
     yield "position", _Weight(rows=width, factor=position, in_layer=False)
     yield "vector", _Weight(rows=width, in_layer=False)
     yield "layer_vector", _Weight(rows=width)
-    heads, keys = first.mixer.query_width, 2 * first.mixer.key_width
+    mixer, inner_size, muon = first.mixer, first.channel.width, own_arguments(config)
+    # (how many times as many rows and columns as in the base model, rows and columns)
     sizes = {
-        "qkv": (query, width, heads + keys, model.width),
-        "dense": (width, query, model.width, heads),
-        "up": (inner, width, first.channel.width, model.width),
-        "down": (width, inner, model.width, first.channel.width),
+        "qkv": (query, width, mixer.query_width + 2 * mixer.key_width, model.width),
+        "dense": (width, query, model.width, mixer.query_width),
+        "up": (inner, width, inner_size, model.width),
+        "down": (width, inner, model.width, inner_size),
     }
-    for kind, (rows, columns, *shape) in sizes.items():
+    # What Muon makes orthogonal, where that is not the whole matrix.
+    parts = {
+        "separate": {"qkv": (query, width, mixer.query_width, model.width)},
+        "per_head": {"qkv": (grows.head, width, mixer.head_width, model.width)},
+    }
+    orthogonal = sizes | parts.get(muon.get("qkv", ""), {})
+    scale = MUON_SCALES[muon.get("scale", "original")]
+    for kind, (rows, columns, _, _) in sizes.items():
         factor = branch if kind in ("dense", "down") else 1.0
-        yield kind, _Weight(rows=rows, columns=columns, factor=factor, shape=(shape[0], shape[1]))
+        spectral = _spectral_rate(*orthogonal[kind], scale)
+        yield kind, _Weight(rows=rows, columns=columns, factor=factor, spectral=spectral)
         yield f"{kind}_bias", _Weight(rows=rows, factor=factor)
+
+
+def _spectral_rate(
+    more_rows: float, more_columns: float, rows: int, columns: int, scale: Callable[[float, float], float]
+) -> float:
+    """Return the factor with which steps of Muon change outputs as in the base model.
+
+    A step with the singular values s changes them by s * sqrt(inputs / outputs). Muon's s is `scale`.
+    """
+    of_base = scale(rows / more_rows, columns / more_columns)
+    return sqrt(more_rows / more_columns) * of_base / scale(rows, columns)
 
 
 def _multipliers(weight: _Weight, rule: WidthRule, depth: float, config: NeoXConfig) -> Multipliers:
     of_rule, power = _RATES[rule]
     rate = of_rule(weight, depth) * weight.factor**power
     layers = depth if weight.in_layer else 1.0
+    is_muons = rule == "spectral" and weight.columns is not None
     return Multipliers(
         rows=1.0 if weight.columns is None else weight.rows,
         columns=weight.rows if weight.columns is None else weight.columns,
         std=config.mup.mup_init_scale * weight.factor / sqrt(weight.columns or 1),
         rate=rate,
         decay=1 / rate,
-        epsilon=1 / (weight.rows * layers * weight.factor),
+        # Muon's matrices have a size of their own.
+        epsilon=1.0 if is_muons else 1 / (weight.rows * layers * weight.factor),
         reason=_reason(weight),
     )
 

@@ -46,8 +46,7 @@ SGD = {
     "down_bias": 4 * 2 / 4,
     "other": 1,
 }
-# Of Muon's own step, sqrt(max(1, rows / columns)), to sqrt(rows / columns): in the base model 32 / 16 rows to
-# columns and back, here 256 / 64, and 192 / 64 for queries, keys and values, as in the base model.
+# Of the singular values of Muon's own step to sqrt(rows / columns); the base model has an MLP of 32.
 MUON = {
     "qkv": 1.0,
     "dense": 1 / 2,
@@ -55,6 +54,12 @@ MUON = {
     "down": sqrt(4 / 8) / 2,
     "vocabulary": 1,
     "down_bias": 1 / 2,
+}
+RMS = {
+    "qkv": 1 / 2,
+    "dense": 1 / 2 / 2,
+    "up": sqrt(8 / 4) * sqrt(32 / 256),
+    "down": sqrt(4 / 8) * sqrt(32 / 256) / 2,
 }
 
 
@@ -81,6 +86,13 @@ def test_multipliers_of_sgd(load):
 def test_multipliers_of_muon(load):
     found = multipliers(load, "optimizer.type=Muon")
     assert {kind: found[kind].rate for kind in MUON} == pytest.approx(MUON, rel=1e-15)
+    assert [found[kind].epsilon for kind in ("up", "vocabulary", "up_bias")] == [1, 1 / 4, 1 / 16]
+    rms = multipliers(load, "optimizer.type=Muon", "optimizer.params.scale=match_rms_adamw")
+    assert {kind: rms[kind].rate for kind in RMS} == pytest.approx(RMS, rel=1e-15)
+    # A head has twice the rows and four times the inputs, and a step as large.
+    heads = multipliers(load, "optimizer.type=Muon", "optimizer.params.qkv=per_head")
+    assert heads["qkv"].rate == pytest.approx(sqrt(2 / 4), rel=1e-15)
+    assert heads["qkv"].rows == found["qkv"].rows == 4
 
 
 def test_the_base_model_has_no_multipliers_but_the_initial_scale(load):

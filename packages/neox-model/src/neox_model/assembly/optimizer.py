@@ -1,7 +1,7 @@
 """Build the optimizer."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pkgutil import resolve_name
 from typing import Any
 
@@ -50,7 +50,9 @@ def build_optimizer(
     """
     groups = split_by_weight_decay(model.parameters(), optimizer.params.weight_decay)
     if run.multipliers:
-        groups = _with_multipliers(groups, optimizer, run, model)
+        has_eps = "eps" in OPTIMIZER_FACTS[optimizer.kind].declared
+        eps = optimizer.params.eps if has_eps else None
+        groups = _with_multipliers(groups, run.multipliers, model, eps=eps)
     if optimizer.kind in OPTIMIZERS:
         device = groups[0]["params"][0].device
         if optimizer.kind.startswith("cpu_") and device.type != "cpu" and not run.layout.offloads_optimizer:
@@ -92,22 +94,25 @@ def build_optimizer(
 
 
 def _with_multipliers(
-    groups: list[dict[str, Any]], optimizer: Chosen, run: RunSpec, model: nn.Module
+    groups: list[dict[str, Any]],
+    multipliers: Mapping[str, Multipliers],
+    model: nn.Module,
+    *,
+    eps: float | None,
 ) -> list[dict[str, Any]]:
     """Return the parameter groups of muP, and log what each kind of weight is multiplied by."""
-    for kind, each in run.multipliers.items():
+    for kind, each in multipliers.items():
         logger.info(
             "muP: %s: initial values x %.4g, rate x %.4g, weight decay x %.4g, epsilon x %.4g; it %s",
             *(kind, each.std, each.rate, each.decay, each.epsilon, each.reason),
         )
     in_layers = {id(each) for name, each in named_logical_parameters(model) if name.startswith("layers.")}
 
-    def multipliers_of(parameter: Parameter) -> Multipliers:
+    def of(parameter: Parameter) -> Multipliers:
         kind = parameter.logical.kind  # type: ignore[attr-defined]
         if kind is None:
             assert len(whole_shape_of(parameter)) < 2, "a matrix without a kind: name one in its init method"
             kind = "layer_vector" if id(parameter) in in_layers else "vector"
-        return run.multipliers[kind]
+        return multipliers[kind]
 
-    has_eps = "eps" in OPTIMIZER_FACTS[optimizer.kind].declared
-    return split_by_multipliers(groups, multipliers_of, eps=optimizer.params.eps if has_eps else None)
+    return split_by_multipliers(groups, of, eps=eps)

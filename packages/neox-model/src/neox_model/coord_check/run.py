@@ -57,32 +57,43 @@ def check_in(groups: Groups, resolved: Resolved) -> None:
 
 
 class _Probe(Callback):
-    """Computes the activations of a fixed batch before the first update and after each.
+    """Measures activations before the first update and after each.
 
     Attributes:
-        sizes: mean absolute value of the activations by kind of layer, before the first update and after
-            each; with `CHANGE` behind it, of their change since the first.
+        sizes: what `_Activations` returned each time.
     """
 
     def __init__(self) -> None:
         self.sizes: list[dict[str, float]] = []
-        self._first: dict[str, Tensor] = {}
-        self._seen: dict[str, Tensor] = {}
 
     def on_load(self) -> None:
-        """Compute the activations of the first weights."""
-        for name, module in named_logical_modules(self.run.model):
-            if _kind_of(name) is not None:
-                module.register_forward_hook(self._keeper(name))
-        entries = self.run.tokenizer.vocab_size
-        device = next(self.run.model.parameters()).device
-        generator = torch.Generator().manual_seed(0)
-        self._tokens = torch.randint(0, entries, _PROBE, generator=generator).to(device)
-        self._measure()
+        """Measure those of the first weights."""
+        self._activations = _Activations(self.run.model, self.run.tokenizer.vocab_size)
+        self.sizes.append(self._activations.measured())
 
     def on_step(self, report: StepReport) -> None:
-        """Compute those after an update."""
-        self._measure()
+        """Measure those after an update."""
+        self.sizes.append(self._activations.measured())
+
+
+class _Activations:
+    """The activations of a model for a fixed batch of random tokens.
+
+    Args:
+        model: maps tokens to logits.
+        entries: number of different tokens.
+    """
+
+    def __init__(self, model: nn.Module, entries: int) -> None:
+        self._model = model
+        self._first: dict[str, Tensor] = {}
+        self._seen: dict[str, Tensor] = {}
+        for name, module in named_logical_modules(model):
+            if _kind_of(name) is not None:
+                module.register_forward_hook(self._keeper(name))
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(0, entries, _PROBE, generator=generator)
+        self._tokens = tokens.to(next(model.parameters()).device)
 
     def _keeper(self, name: str) -> Callable[..., None]:
         def keep(module: nn.Module, inputs: Any, outputs: Any) -> None:
@@ -90,11 +101,12 @@ class _Probe(Callback):
 
         return keep
 
-    def _measure(self) -> None:
-        self.run.model.eval()
+    def measured(self) -> dict[str, float]:
+        """Return mean absolute values by kind of layer, and those of changes with `CHANGE` behind it."""
+        self._model.eval()
         with torch.no_grad():
-            self.run.model(self._tokens)
-        self.run.model.train()
+            self._model(self._tokens)
+        self._model.train()
         self._first = self._first or dict(self._seen)
         found: dict[str, list[float]] = {}
         for name, values in self._seen.items():
@@ -102,7 +114,7 @@ class _Probe(Callback):
             found.setdefault(f"{kind}", []).append(float(values.abs().mean()))
             change = float((values - self._first[name]).abs().mean())
             found.setdefault(f"{kind}{CHANGE}", []).append(change)
-        self.sizes.append({kind: fmean(values) for kind, values in found.items()})
+        return {kind: fmean(values) for kind, values in found.items()}
 
 
 def _kind_of(name: str) -> str | None:
