@@ -14,7 +14,7 @@ _NOT_HERE = "is not described by muP"
 
 
 def mup_knows_its_base(c: NeoXConfig) -> Iterator[Problem]:
-    """Require the sizes of the base model, unless they are to be saved."""
+    """Require the sizes of the base model, unless this run saves its own."""
     mup = c.mup
     missing = [name for name in BaseShapes.model_fields if getattr(mup.mup_base, name) is None]
     missing = [f"mup_base.{name}" for name in missing if name != _OPTIONAL]

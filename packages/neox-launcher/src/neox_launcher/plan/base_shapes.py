@@ -1,4 +1,4 @@
-"""Write the sizes of a model, which is to be the base of others (muP)."""
+"""Write the sizes of a model as the base model of others (muP)."""
 
 from pathlib import Path
 
