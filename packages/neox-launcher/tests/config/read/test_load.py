@@ -54,7 +54,10 @@ WRONG = [
     ("no-weight-tying: maybe", ["must be true or false"]),
     ("data-path: 5", ["must be text", "put it in quotes to make it text"]),
     ("activation: gelo", ["is not one of the choices", "did you mean gelu?"]),
-    ("activation: zzz", ["use gelu, geglu, relu, softsign, swish, mish, silu, swiglu, reglu, glu, bilinear"]),
+    (
+        "activation: zzz",
+        ["use gelu, geglu, relu, squared_relu, softsign, swish, mish, silu, swiglu, reglu, glu, bilinear"],
+    ),
     ("zero_optimization: {stage: 4}", ["is not one of the choices", "use 0, 1, 2, 3"]),
     (
         "lora-target-modules: [qkv, q_proj]",

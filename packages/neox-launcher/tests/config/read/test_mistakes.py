@@ -429,7 +429,7 @@ run.yml: 1 problem
 
   line 8  activation: gelu_new
           is not one of the choices
-          use gelu, geglu, relu, softsign, swish, mish, silu, swiglu, reglu, glu, bilinear
+          use gelu, geglu, relu, squared_relu, softsign, swish, mish, silu, swiglu, reglu, glu, bilinear
 """,
     ),
     "a_stage_that_does_not_exist": (

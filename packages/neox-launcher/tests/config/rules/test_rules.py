@@ -74,6 +74,9 @@ EXAMPLES = {
         "loss-fusion: auto\nfp16: {enabled: true}"),
     "kernels_suit_the_model: glu": ("glu-fusion: true\nactivation: reglu", "glu_fusion", [],
         "glu-fusion: true\nactivation: geglu"),
+    "kernels_suit_the_model: glu limit": (
+        "glu-fusion: true\nactivation: swiglu\nglu-limit: 7.0", "glu_fusion", [],
+        "glu-fusion: auto\nactivation: swiglu\nglu-limit: 7.0"),
     "settings_exclude_each_other": (
         "scaled-masked-softmax-fusion: true\nscaled-upper-triang-masked-softmax-fusion: true",
         "scaled_masked_softmax_fusion", [], "scaled-masked-softmax-fusion: true"),

@@ -46,7 +46,7 @@ MODEL = set(
 # Reviewed: each of these makes other updates of the same weights.
 TRAINING = set(
     """
-    seq_length hidden_dropout attention_dropout precision fp16.enabled fp16.loss_scale
+    z_loss seq_length hidden_dropout attention_dropout precision fp16.enabled fp16.loss_scale
     fp16.initial_scale_power fp16.loss_scale_window fp16.hysteresis fp16.consecutive_hysteresis
     fp16.min_loss_scale bf16.enabled amp.enabled amp.opt_level amp.dtype
     amp.loss_scale amp.min_loss_scale amp.max_loss_scale fp16_lm_cross_entropy
