@@ -344,6 +344,7 @@ def test_recorded_arguments_are_compared(tmp_path, arguments, message):
     [
         ({"norm": "rmsnorm"}, "input_layernorm.bias of layer 02, which the model .* does not have"),
         ({"no_weight_tying": False}, "contains final_linear.weight of layer 06"),
+        ({"attention_sinks": True}, "attention-sinks, which GPT-NeoX does not have"),
         ({"num_kv_heads": 2}, r"attention\.query_key_value\.\w+ of layer 02 has the shape \(48,"),
         ({"use_bias_in_mlp": False}, "use-bias-in-mlp: false, where GPT-NeoX leaves out attention"),
         ({"pos_emb": "learned"}, "does not contain position_embeddings.weight of layer 00"),

@@ -136,7 +136,10 @@ def export_refused(folder, *parts, **options):
         ({"hidden_act": "relu2"}, "hidden_act: 'relu2', but only silu, swish, gelu can be converted"),
         ({"quantization_config": {"bits": 4}}, "neox-model does not have; only a model without it can be"),
         ({"num_hidden_layers": None}, "config.json has no num_hidden_layers; copy the folder again"),
-        ({"num_attention_heads": 3}, "has a hidden size of 16, which its 3 attention heads do not divide"),
+        (
+            {"num_attention_heads": 3},
+            "hidden size (16) is not a multiple of the number of attention heads (3)",
+        ),
         (
             {"vocab_size": ENTRIES - 1},
             f"model.embed_tokens.weight has the shape ({ENTRIES}, 16), but LlamaForCausalLM",
@@ -160,6 +163,7 @@ def test_a_configuration_that_we_cannot_build_is_refused_by_name(theirs, change,
         ("mistral", {"layer_types": ["full_attention", "sliding_attention"]}, "has several layer_types"),
         ("qwen2", {"use_sliding_window": True, "layer_types": ["full_attention"]}, "for each of 2 layers"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx: True"),
+        ("gpt2", {"n_embd": 16, "n_head": 3, "n_layer": 2}, "hidden size of 16, which its 3 attention heads"),
         (
             "gpt2",
             {"n_embd": 8, "n_head": 2, "n_layer": 2, "head_dim": 8},
@@ -463,7 +467,7 @@ def test_a_checkpoint_of_other_tensors_is_refused(ours, change, message):
         ),
         ({"attention_config": [[["local"], "all"]]}, "sparsity-config.block: 16 (there: 1)"),
         ({"attention_scale": 0.3}, "attention-scale: 0.3 (there: none)"),
-        ({"attention_softcap": 5.0}, "attention-softcap: 5 (there: none)"),
+        ({"attention_softcap": 5.0}, "attention-softcap: 5.0 (there: none)"),
         ({"attention_sinks": True}, "attention-sinks: true (there: false)"),
         ({"attention_gate": "head"}, "attention-gate: head (there: none)"),
         ({"objective": "masked"}, "objective: masked (there: causal)"),

@@ -1,6 +1,8 @@
 """Scale, limit and sinks of attention scores, wide heads and gates, against formulas in float64."""
 
+import importlib
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -122,6 +124,21 @@ def test_cores_multiply_products_by_the_scale(core, documents):
     inputs = inputs_of()
     expected = written_out(*inputs, visible(documents=documents), scale=SCALE)
     assert_same_with_gradients(core(*inputs, documents), expected, inputs)
+
+
+@pytest.mark.parametrize("model", ["gemma2", "gpt_oss"])
+def test_limited_scores_and_sinks_are_those_of_transformers(model):
+    theirs = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
+    options = {"softcap": CAP} if model == "gemma2" else {"sinks": HEADS}
+    core = filled(SoftmaxCore(head_width=WIDTH, scale=SCALE, **options))
+    inputs = inputs_of()
+    module = SimpleNamespace(num_key_value_groups=3, training=False, sinks=core.sinks)
+    mask = torch.zeros(LENGTH, LENGTH, dtype=torch.float64).masked_fill(~visible(), -math.inf)
+    capped = {"softcap": CAP} if model == "gemma2" else {}
+    heads_first = (each.permute(1, 2, 0, 3) for each in inputs)
+    # They compute Gemma's softmax in float32.
+    expected, _ = theirs.eager_attention_forward(module, *heads_first, mask, scaling=SCALE, **capped)
+    torch.testing.assert_close(core(*inputs), expected.transpose(0, 1), rtol=1e-5, atol=1e-6)
 
 
 def test_a_bias_by_distance_is_added_to_limited_scores():
@@ -290,7 +307,7 @@ def test_what_is_new_starts_without_effect_or_in_the_middle():
     attention = model.stack[1].attention
     assert torch.equal(attention.core.sinks, torch.zeros(6))
     assert attention.gate.bias is None
-    assert float(attention.gate.weight.std()) == pytest.approx(0.3, rel=0.1)
+    assert attention.gate.weight.detach().std().item() == pytest.approx(0.3, rel=0.1)
 
 
 def test_sinks_have_no_weight_decay():

@@ -125,7 +125,7 @@ def keys_per_query(mixer: Attention, model: ModelSpec, length: int) -> int:
 def keeps_scores(mixer: Attention, run: RunSpec) -> bool:
     """Return True if attention stores its scores, instead of being computed by flash attention."""
     # FlexAttention has no dropout.
-    is_eager = mixer.changes_scores and run.dropout.attention > 0
+    is_eager = bool(mixer.changes_scores) and run.dropout.attention > 0
     return run.fusions.stores_scores or isinstance(mixer.position, Rpe) or is_eager
 
 

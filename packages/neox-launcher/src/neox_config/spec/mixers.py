@@ -78,9 +78,10 @@ class Attention:
         return {"none": 0, "head": self.heads, "element": self.query_width}[self.gate]
 
     @property
-    def changes_scores(self) -> bool:
-        """True if PyTorch's scaled_dot_product_attention does not compute it."""
-        return self.softcap is not None or self.sinks
+    def changes_scores(self) -> tuple[str, ...]:
+        """Options that PyTorch's scaled_dot_product_attention does not compute."""
+        used = {"attention-softcap": self.softcap is not None, "attention-sinks": self.sinks}
+        return tuple(name for name, is_used in used.items() if is_used)
 
     @classmethod
     def read(cls, config: NeoXConfig, kind: str, layer_index: int) -> Self:

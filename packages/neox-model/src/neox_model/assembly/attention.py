@@ -177,7 +177,7 @@ def _path(
 ) -> tuple[type[nn.Module], str]:
     """Return the attention core for a kind of attention, and the reason for the log."""
     if operators.softmax is not None:
-        return SoftmaxCore, _why_scores_are_made(mixer, fusions, operators)
+        return SoftmaxCore, _why_scores_are_made(mixer.changes_scores, fusions, operators.flex_unusable)
     position, is_hidden = mixer.position, mixer.pattern_within(batch.length) is not None
     needs = {
         f"{mixer.kind} attention": mixer.kind != "global",
@@ -185,7 +185,7 @@ def _path(
         f"pos-emb: {type(position).__name__.lower()}": type(position) in BIASES,
         "reset-attention-mask": batch.resets_attention,
         "padding": batch.has_padding,
-        **_needs_of_scores(mixer),
+        **dict.fromkeys(mixer.changes_scores, True),
     }
     asked = " and ".join(name for name, is_needed in needs.items() if is_needed)
     if not asked:
@@ -200,12 +200,7 @@ def _path(
     )
 
 
-def _needs_of_scores(mixer: Attention) -> dict[str, bool]:
-    """Return what PyTorch's attention does not compute, and whether it is needed."""
-    return {"attention-softcap": mixer.softcap is not None, "attention-sinks": mixer.sinks}
-
-
-def _why_scores_are_made(mixer: Attention, fusions: Fusions, operators: Operators) -> str:
+def _why_scores_are_made(lacks: tuple[str, ...], fusions: Fusions, why_not_flex: str | None) -> str:
     asked = {
         "onnx-safe": fusions.is_for_export,
         "apply-query-key-layer-scaling": fusions.scales_by_layer,
@@ -214,8 +209,8 @@ def _why_scores_are_made(mixer: Attention, fusions: Fusions, operators: Operator
     }
     names = " and ".join(name for name, is_asked in asked.items() if is_asked)
     if not names:
-        names = " and ".join(name for name, is_asked in _needs_of_scores(mixer).items() if is_asked)
-        return f"softmax of stored scores, for {names}; not FlexAttention, because {operators.flex_unusable}"
+        names = " and ".join(lacks)
+        return f"softmax of stored scores, for {names}; not FlexAttention, because {why_not_flex}"
     return f"softmax of stored scores, for {names}; without it PyTorch's attention is used, which is faster"
 
 

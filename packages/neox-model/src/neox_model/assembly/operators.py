@@ -151,7 +151,7 @@ def _of_attention(
     heads, key_heads = max(1, mixer.heads // ranks), max(1, mixer.kv_heads // ranks)
     share = mixer.position.fraction if isinstance(mixer.position, Rotary) else 0.0
     shape_SBNK, scores = (*tokens, heads, mixer.head_width), (tokens[1], heads, tokens[0], tokens[0])
-    if _stores_scores(mixer, fusions, why_not):
+    if _stores_scores(fusions.stores_scores, mixer.changes_scores, why_not):
         softmax = _softmax(fusions, chooser, scores, is_encoder=is_encoder)
     elif "auto" in (fusions.causal_softmax, fusions.masked_softmax):
         logger.info("softmax: PyTorch's scaled_dot_product_attention, which stores no scores")
@@ -201,7 +201,7 @@ def reference_operators(
         device: device of the layers.
     """
     why_not = _why_not_flex(mixer.head_width, dropout, device)
-    stores_scores = _stores_scores(mixer, fusions, why_not)
+    stores_scores = _stores_scores(fusions.stores_scores, mixer.changes_scores, why_not)
     found = _exported(is_encoder=mixer.both_ways) if stores_scores else Operators()
     return replace(found, flex_unusable=why_not)
 
@@ -270,9 +270,9 @@ def _why_not_flex(head_width: int, dropout: float, device: torch.device) -> str 
     return None
 
 
-def _stores_scores(mixer: Attention, fusions: Fusions, why_not_flex: str | None) -> bool:
+def _stores_scores(is_requested: bool, changes: tuple[str, ...], why_not_flex: str | None) -> bool:
     """Return True if attention stores its scores, as requested or because nothing else computes it."""
-    return fusions.stores_scores or (mixer.changes_scores and why_not_flex is not None)
+    return is_requested or (bool(changes) and why_not_flex is not None)
 
 
 class _Chooser:
