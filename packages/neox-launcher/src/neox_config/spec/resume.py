@@ -218,7 +218,7 @@ def with_recorded_form(config: NeoXConfig) -> NeoXConfig:
     """Return the configuration of a training with the form of the optimizer that its checkpoint records.
 
     The form is the arguments whose default is not what earlier versions computed (`OptimizerFacts.former`). A
-    training continues with its own form unless the configuration sets another one; a note says so.
+    training continues with its own form unless the configuration sets another one; a note states it.
 
     Args:
         config: loaded configuration.

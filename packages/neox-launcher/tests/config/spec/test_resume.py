@@ -571,6 +571,18 @@ def test_a_form_of_muon_that_is_given_is_a_change(load: Loader, tmp_path: Path) 
         assert found == FORM
 
 
+@pytest.mark.parametrize(("value", "changes_states"), [("row_beta=0.9", True), ("qkv=per_head", False)])
+def test_only_rows_of_muon_require_other_states(
+    load: Loader, tmp_path: Path, value: str, changes_states: bool
+) -> None:
+    there, here = (
+        recorded(resolve(muon(load, tmp_path, *more), devices=1))
+        for more in ([], [f"optimizer.params.{value}"])
+    )
+    (change,) = compare(there, here, devices=1).training
+    assert change.changes_states == changes_states
+
+
 @pytest.mark.parametrize(
     ("values", "more"),
     [

@@ -40,8 +40,9 @@ COEFFICIENTS: Mapping[str, Sequence[_Coefficients]] = {
 
 _SMALLEST_NORM = 1e-7
 
-# (repetitions, count, height, columns) -> the matrices that are made orthogonal.
-_MATRICES: Mapping[str, Callable[[Tensor], Tensor]] = {
+# (repetitions, count, height, columns) -> the matrices that are made orthogonal; None: the whole weight is.
+_MATRICES: Mapping[str, Callable[[Tensor], Tensor] | None] = {
+    "together": None,
     "separate": lambda blocks: blocks.flatten(0, 2),
     "per_head": lambda blocks: blocks.flatten(0, 1),
 }
@@ -120,7 +121,7 @@ class Muon(WeightOptimizer):
         self._nesterov = nesterov
         self._steps = ns_steps
         self._coefficients = COEFFICIENTS[coefficients]
-        self._divide = _MATRICES.get(qkv)
+        self._divide = _MATRICES[qkv]
         self._scale = MUON_SCALES[scale]
         self._row_beta = row_beta
         self._is_cautious = cautious_decay
