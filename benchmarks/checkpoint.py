@@ -1,9 +1,9 @@
-"""Measure how long saving stops a training: asynchronously, synchronously, and with PyTorch's async_save.
+"""Measure how long saving stops a run: asynchronously, synchronously, and with PyTorch's async_save.
 
     python benchmarks/checkpoint.py [--megabytes 1000] [--steps 200] [--tokens 128] [--rounds 2]
 
 One process trains weights of a third of the size with AdamW, whose two states are the rest. The first table
-is the time until a save returns to the training, of the first save, which reserves the memory, and of later
+is the time until a save returns to the run, of the first save, which reserves the memory, and of later
 ones. The second is the time of the steps with one asynchronous save in their middle, divided by the time of
 as many steps without: how much longer the steps during the save are than the median of the others. A step is
 a forward and a backward pass of square matrices on --tokens vectors, and an update. Each table is followed by
@@ -74,7 +74,7 @@ class Ours:
         self._run, self._folder = run, folder
         self._saves = BackgroundSaves(SINGLE_PROCESS, torch.device("cpu"), patience=None)
         self.proceed, self.finish = self._saves.proceed, self._saves.finish
-        # As the training does after its first iteration.
+        # As the run does after its first iteration.
         self._saves.prepare(run._parts())
 
     @property
@@ -112,7 +112,7 @@ def measure_stalls(run: Run, ours: Ours, peer: Peer, folder: Path, rounds: int) 
         for name, found in times.items()
     }
     elapsed, used = usual["synchronous"]
-    print(f"{'the training stops for':42} first save   later, median   ratio   processor time   ratio")
+    print(f"{'the run stops for':42} first save   later, median   ratio   processor time   ratio")
     for name, found in times.items():
         later, processor = usual[name]
         print(

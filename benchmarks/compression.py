@@ -4,7 +4,7 @@
 
 Run `make quickstart` first. Each compression starts from the weights of that training and is trained for
 --iterations; so is the first row, which compresses nothing. A loss is that of the validation at the end of a
-training. Models with quantized weights are then written with packed weights, which compares their logits.
+run. Models with quantized weights are then written with packed weights, which compares their logits.
 
 The exit code is 1 if a loss exceeds the limit in its row. Only quantized weights have one: 1 % for 8 bits and
 5 % for 4. The losses of pruned models are reported, not judged.
@@ -129,7 +129,7 @@ def train(folder: Path, parts: dict[str, Any], chosen: argparse.Namespace) -> No
 
 
 def last_loss(folder: Path) -> float:
-    """Return the last validation loss that a training logged."""
+    """Return the last validation loss that a run logged."""
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return float([line[LOSS] for line in lines if LOSS in line][-1])
 

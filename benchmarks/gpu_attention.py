@@ -125,7 +125,7 @@ def compare_backends(rows: Rows, timer: Timer, shapes: dict[str, Shape], device:
     for name, shape in shapes.items():
         has_groups = shape.heads != shape.key_heads
         chosen = chosen_attention(*inputs(shape, device), is_causal=True, enable_gqa=has_groups)
-        rows.add(f"{name}, backend that a training logs", chosen.name, expected="CUDNN_ATTENTION (H100)")
+        rows.add(f"{name}, backend that a run logs", chosen.name, expected="CUDNN_ATTENTION (H100)")
         rows.add(f"{name}, kernels", kernels(shape, device), expected="of that backend")
         for backend, kind in [*BACKENDS.items(), ("chosen", None), ("chosen, contiguous", None)]:
             row = f"{name}, {backend}"

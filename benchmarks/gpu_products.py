@@ -3,7 +3,7 @@
     python benchmarks/gpu_products.py [--json FILE]
     python benchmarks/gpu_products.py --rehearse                     # test this script on the CPU
 
-Answers whether products in a training are slower than a large square product because of their shapes or
+Answers whether products in a run are slower than a large square product because of their shapes or
 because of the power limit: the first rows time each product alone, the last ones a layer's products in a row,
 in the first and in the last second. Random data, 16,384 tokens, bfloat16.
 """

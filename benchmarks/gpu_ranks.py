@@ -6,7 +6,7 @@
 NCCL refuses two ranks on one GPU unless they name different hosts, which NCCL_HOSTID does; messages then pass
 through sockets. NVIDIA does not support this, so a probe comes first; if it fails, the layouts run over gloo
 with tensors on the GPU, which shows streams, the allocator and partitioned weights, but not NCCL. What is
-compared is the training, not its speed.
+compared is the run, not its speed.
 """
 
 import sys

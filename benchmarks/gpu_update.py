@@ -1,4 +1,4 @@
-"""Time the update of a training on one GPU: as it is, its passes, and without the pass that scales gradients.
+"""Time the update of a run on one GPU: as it is, its passes, and without the pass that scales gradients.
 
     python benchmarks/gpu_update.py [--json FILE]
     python benchmarks/gpu_update.py --rehearse                       # test this script on the CPU
@@ -49,7 +49,7 @@ def expected_ms(bytes_per_parameter: float, parameters: float) -> float:
 
 
 class Update:
-    """A whole update as a training makes it, and its passes.
+    """A whole update as a run makes it, and its passes.
 
     Args:
         sizes: shapes of the parameters.

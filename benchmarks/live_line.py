@@ -1,4 +1,4 @@
-"""CPU time of `neox-launch` while it draws the live line of a training.
+"""CPU time of `neox-launch` while it draws the live line of a run.
 
 A number of agents, with eight workers each, report once a second, as in a job; every report has the status of
 rank 0, which the launcher shows four times a second on a pseudo terminal. Prints the CPU time of the main

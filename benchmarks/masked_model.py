@@ -1,12 +1,12 @@
 """Compare a small masked model with a unigram model: perplexity of the same masked tokens of held-out files.
 
 The corpus is Python's standard library, with a vocabulary of byte pairs that has a mask token. The unigram
-model knows how frequent each token is in the files of the training. Both predict the tokens that the
+model knows how frequent each token is in the files of the run. Both predict the tokens that the
 validation masks.
 
     python benchmarks/masked_model.py --iterations 600
 
-Files of an earlier run in WORK are used again, and a finished training is only evaluated.
+Files of an earlier run in WORK are used again, and a finished run is only evaluated.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--iterations", type=int, default=600, help="of the training (default: 600)")
+    parser.add_argument("--iterations", type=int, default=600, help="of the run (default: 600)")
     parser.add_argument("--entries", type=int, default=2048, help="of the vocabulary (default: 2048)")
     parser.add_argument("--work", type=Path, default=Path("masked-model"), help="folder for all files")
     arguments = parser.parse_args()

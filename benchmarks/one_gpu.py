@@ -6,7 +6,7 @@
     python benchmarks/one_gpu.py --rehearse pythia-160m/uncompiled # test this script on the CPU
 
 A case is SHAPE/FORM, with a number of micro-batches per update. Ours is `neox_model.Trainer`, with the data,
-the clipping and the update of every training: bfloat16 weights with float32 masters and AdamW. The plain
+the clipping and the update of every run: bfloat16 weights with float32 masters and AdamW. The plain
 model (plain_gpt.py) has the same architecture, and the forms plain and plain-compiled train it under autocast
 over float32 weights. The form plain-fsdp2 trains it as torchtitan does: under FSDP2 over one rank, which
 computes in bfloat16 and reduces gradients in float32, with each layer compiled alone. The time is that of all
@@ -289,7 +289,7 @@ def plain_model(shape: Shape) -> nn.Module:
 
 
 def measure(case: Case, train: Callable[[int], object]) -> Figures:
-    """Measure a training.
+    """Measure a run.
 
     Args:
         case: what is trained.

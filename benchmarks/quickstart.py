@@ -43,7 +43,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("variants", nargs="+", metavar="NAME[=SETTINGS]")
-    parser.add_argument("--minutes", type=float, default=4.0, help="time of each training (default: 4)")
+    parser.add_argument("--minutes", type=float, default=4.0, help="time of each run (default: 4)")
     parser.add_argument("--samples", type=int, default=100, help="number of samples (default: 100)")
     parser.add_argument("--work", type=Path, default=Path("quickstart-variants"), help="folder for all files")
     arguments = parser.parse_args()

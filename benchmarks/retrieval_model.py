@@ -7,7 +7,7 @@ default parameters) reads words: letters, digits and underscores, in lower case.
     pip install rank-bm25
     python benchmarks/retrieval_model.py --iterations 400
 
-Files of an earlier run in WORK are used again, and a finished training is only evaluated.
+Files of an earlier run in WORK are used again, and a finished run is only evaluated.
 """
 
 import argparse
@@ -68,7 +68,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--iterations", type=int, default=400, help="of the training (default: 400)")
+    parser.add_argument("--iterations", type=int, default=400, help="of the run (default: 400)")
     parser.add_argument("--entries", type=int, default=4096, help="of the vocabulary (default: 4096)")
     parser.add_argument("--work", type=Path, default=Path("retrieval-model"), help="folder for all files")
     arguments = parser.parse_args()

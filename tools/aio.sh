@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Build DeepSpeed's operators for NVMe offload (async_io, pin_memory) and install them in .venv, unless they are there.
 #
-# A training never compiles: a build that is killed would leave a lock that blocks later starts. This takes about ten minutes
+# A run never compiles: a build that is killed would leave a lock that blocks later starts. This takes about ten minutes
 # of one core, because each of 15 files includes all of PyTorch's headers, and setuptools compiles them one after another.
 # Exit code 1: libaio's headers are missing, or the operators cannot be built or loaded.
 set -euo pipefail

@@ -317,7 +317,7 @@ def layouts_agree(check: Check) -> Result:
 
 
 def resumes_exactly(check: Check) -> Result:
-    """Compare a resumed training with an uninterrupted one, to the last bit, compiled and not."""
+    """Compare a resumed run with an uninterrupted one, to the last bit, compiled and not."""
     corpus, settings = write_corpus(check.folder), check.folder / "resume.yml"
     precision = "fp32" if check.rehearses else "bfloat16"
     settings.write_text(json.dumps(_RESUMED | {"data-path": corpus, "precision": precision}))

@@ -204,7 +204,7 @@ def resume(run: Run, file: Path) -> list[str]:
 def read_resume(file: Path, output: str) -> list[Row]:
     """Read the verdict of `neox-launch verify-resume`."""
     lines = [line for line in output.splitlines() if "verdict" in line.lower()]
-    return [Row("resumed training, deterministic and compiled", lines[-1].strip())] if lines else []
+    return [Row("resumed run, deterministic and compiled", lines[-1].strip())] if lines else []
 
 
 RESUMED: Mapping[str, Any] = {
@@ -237,7 +237,7 @@ PARTS: Mapping[str, Part] = {
     ),
     "products": Part(
         "Matrix products",
-        "whether the products of a training are slowed by the power limit or by their shapes",
+        "whether the products of a run are slowed by the power limit or by their shapes",
         30,
         script("gpu_products.py"),
         read_rows,

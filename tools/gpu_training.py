@@ -1,4 +1,4 @@
-"""The trainings that `make gpu-check` compares: one model on two devices, and on layouts and one rank.
+"""The runs that `make gpu-check` compares: one model on two devices, and on layouts and one rank.
 
 Weights start from the CPU's generator (`use_cpu_initialization`) and batches are made on the CPU, so both
 sides train the same model on the same tokens; what differs is the device, or the layout.
@@ -53,7 +53,7 @@ COMPARED = (
     "relative positions, local attention, relu",
     "layer scaling with scores, swish",
 )
-# A fixed scale: where a scale searches, one skipped update more makes another training.
+# A fixed scale: where a scale searches, one skipped update more makes another run.
 PRECISIONS: dict[str, dict[str, Any]] = {
     "fp32": {"precision": "fp32"},
     "bf16": {"precision": "bfloat16"},
@@ -74,7 +74,7 @@ _SMALL = 1e-2
 
 @dataclass(frozen=True)
 class Difference:
-    """How far two trainings of one model are apart after all iterations.
+    """How far two runs of one model are apart after all iterations.
 
     Args:
         loss: largest difference of a loss.
@@ -201,7 +201,7 @@ def find_waits(architectures: list[str], precisions: list[str]) -> dict[str, lis
     """Train each architecture for some iterations, and find where the host waits for the device.
 
     Returns:
-        For each training, the places, as file:line.
+        For each run, the places, as file:line.
     """
     waits = {}
     for architecture in architectures:

@@ -1,5 +1,5 @@
 # The commands of `make quickstart`, printed as you would type them (after `source .venv/bin/activate`).
-# All output is in quickstart/. Existing files are complete, so make skips finished steps; the training resumes from
+# All output is in quickstart/. Existing files are complete, so make skips finished steps; the run resumes from
 # its latest checkpoint. Delete quickstart/ to start again.
 SHELL := bash
 export PATH := $(CURDIR)/.venv/bin:$(PATH)

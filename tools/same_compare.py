@@ -72,7 +72,7 @@ def compare(
 
 
 def _is_repeated(name: str) -> bool:
-    """Return whether a resumed training must show the same: losses, norms, weights and states."""
+    """Return whether a resumed run must show the same: losses, norms, weights and states."""
     return "loss/" in name or "grad_norm" in name or " tensor " in name
 
 

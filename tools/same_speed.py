@@ -71,7 +71,7 @@ def measure(base: Checkout, new: Checkout, inputs: Path) -> Iterator[Ratio]:
     trainings = _alternating((base, new), lambda checkout: _train(checkout, inputs))
     # At least 0.98 of the base's speed.
     yield Ratio("time of a step", _ratio(trainings, "seconds"), 1 / 0.98)
-    yield Ratio("memory of a training", _ratio(trainings, "kilobytes"), 1.02)
+    yield Ratio("memory of a run", _ratio(trainings, "kilobytes"), 1.02)
     for command in COMMANDS:
         starts = _alternating((base, new), partial(_start, inputs=inputs, command=command))
         yield Ratio(f"start of {' '.join(command[:2])}", _ratio(starts, "seconds"), 1.05)

@@ -78,7 +78,7 @@ RESUMES = (
 
 
 def settings_of(architecture: str, layout: str, precision: str, *, sizes_of: str = "") -> dict[str, Any]:
-    """Return the configuration of a training.
+    """Return the configuration of a run.
 
     Args:
         architecture: a key of ARCHITECTURES.
@@ -141,7 +141,7 @@ def training(group: str, name: str, settings: dict[str, Any], *, ranks: int = 1,
 
 
 def training_cases(part: Part) -> Iterator[Case]:
-    """Yield the trainings of a part of the table."""
+    """Yield the runs of a part of the table."""
     axes = ARCHITECTURES, LAYOUTS, PRECISIONS
     for names in product(*axes):
         places = [(_place(axis, name), len(axis)) for axis, name in zip(axes, names, strict=True)]

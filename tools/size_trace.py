@@ -1,4 +1,4 @@
-"""Trace a training of a small GPT on the CPU: which files pass the configuration on, and which run."""
+"""Trace a run of a small GPT on the CPU: which files pass the configuration on, and which run."""
 
 import json
 import logging
@@ -63,7 +63,7 @@ class Traces:
         self._carries = cache(self._is_carrier)
 
     def watch_training(self, frame: FrameType, event: str, value: Any) -> None:
-        """Follow one event of `sys.setprofile` in a training."""
+        """Follow one event of `sys.setprofile` in a run."""
         file, name = self._file_of(frame.f_code.co_filename), frame.f_code.co_qualname
         if file is None:
             return

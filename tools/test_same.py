@@ -77,7 +77,7 @@ def _run(command: Sequence[str | Path], variables: dict[str, str], folder: Path)
 
 
 def _table(part: Part, inputs: Path) -> list[Case]:
-    """Return all cases; of trainings, those of the part."""
+    """Return all cases; of runs, those of the part."""
     return [
         *training_cases(part),
         *resume_cases(),
@@ -153,8 +153,8 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("base", metavar="COMMIT", help="the commit to compare with")
     parser.add_argument("--new", default=str(ROOT), help="a commit or a checkout in place of this one")
-    parser.add_argument("--part", help=f"k/n: the k-th n-th of the trainings; default: {TENTH}")
-    parser.add_argument("--case", help="only cases with this text in their title, of all trainings")
+    parser.add_argument("--part", help=f"k/n: the k-th n-th of the runs; default: {TENTH}")
+    parser.add_argument("--case", help="only cases with this text in their title, of all runs")
     parser.add_argument("--group", nargs="*", default=[], help="only cases of these groups")
     parser.add_argument("--speed", action="store_true", help="only measure speed, memory and start-up")
     parser.add_argument("--mutants", type=int, help="only count which share of so many mutants tests notice")

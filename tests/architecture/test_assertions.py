@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from support.sources import ROOT
 
 # Of all tests; it only falls.
-MOST = 0.09
+MOST = 0.05
 WORDS = 4
 
 

@@ -22,7 +22,7 @@ OPTIONAL = {
     "neox_launcher.controller.screens",
 }
 # Where an error of any kind is carried on: the edges of processes, from one rank to all the others, from a
-# thread to the one that started it, where metrics go, whose errors do not end a training, messages of
+# thread to the one that started it, where metrics go, whose errors do not end a run, messages of
 # unauthenticated processes to the launcher, and the live line, whose errors do not end a job.
 MAY_CATCH_EVERYTHING = {
     "neox_launcher.controller.listener",

@@ -118,7 +118,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, d
     folder = tmp_path_factory.mktemp("amp")
     common = {"folder": str(folder), "data_path": write_corpus(folder)}
     one = [[f"{name}, one", ONE | settings] for name, settings in PRECISIONS.items()]
-    # Two halves of a training with a changing loss scale.
+    # Two halves of a run with a changing loss scale.
     dropping = ONE | PRECISIONS["fp16"] | {"hidden_dropout": 0.1}
     one += [["whole", dropping], ["parts", dropping | {"exit_interval": 2}], ["parts", dropping]]
     two = [
@@ -181,7 +181,7 @@ def test_a_resumed_training_is_the_uninterrupted_one(trained, layout):
         assert record(folder / f"parts{layout}", metric) == whole
     assert len(record(folder / f"whole{layout}", "loss/train")) == ITERATIONS
     scales = list(record(folder / f"whole{layout}", "optimizer/loss_scale").values())
-    # It is halved at every overflow, in both parts of the training; NVIDIA apex has no hysteresis.
+    # It is halved at every overflow, in both parts of the run; NVIDIA apex has no hysteresis.
     assert scales[0] == LARGE_SCALE
     assert scales[2] == LARGE_SCALE / 4
     assert scales[3:] == [LARGE_SCALE / 8] * 3

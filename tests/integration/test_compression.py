@@ -144,7 +144,7 @@ def limits_of(name: str) -> dict[str, float]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the folder of the trainings on one rank, which all layouts are compared with."""
+    """Return the folder of the runs on one rank, which all layouts are compared with."""
     return str(tmp_path_factory.mktemp("alone"))
 
 
@@ -495,7 +495,7 @@ def test_packed_models_of_transformers_compute_alike_and_are_smaller(tmp_path) -
         assert not (tmp_path / name / "config.json").exists()
     for name, (_, bits) in PACKED.items():
         result, folder = found[name], tmp_path / f"{name} packed"
-        # The training computes in bfloat16: these are the logits of its numbers in float32.
+        # The run computes in bfloat16: these are the logits of its numbers in float32.
         assert (result["largest_differences"]["logits"] <= 1e-5, result["limit"]) == (True, 1e-5), name
         stored = {}
         with safe_open(folder / "model.safetensors", "pt") as tensors:

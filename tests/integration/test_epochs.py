@@ -1,4 +1,4 @@
-"""A training of whole passes over its data: which samples it reads, and how it resumes."""
+"""A run of whole passes over its data: which samples it reads, and how it resumes."""
 
 import json
 import shutil

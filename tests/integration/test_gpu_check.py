@@ -116,7 +116,7 @@ def test_the_exit_code_is_0_only_where_something_ran_and_nothing_failed(statuses
 
 
 def plant_runs(monkeypatch, spoil):
-    """In place of trainings, runs whose second side is spoilt: takes and gives losses and changes."""
+    """In place of runs, runs whose second side is spoilt: takes and gives losses and changes."""
 
     def run_ranks(function, *, architectures, precisions, folder, side, **_):
         generator = torch.Generator().manual_seed(0)
@@ -228,11 +228,11 @@ def test_the_status_of_kernels_has_the_word_that_the_check_expects(monkeypatch):
 
 
 def test_a_resume_that_differs_fails_the_check(check, monkeypatch):
-    done = gpu_check._Done("neox-launch verify-resume", 1, "verdict: the trainings differ", "")
+    done = gpu_check._Done("neox-launch verify-resume", 1, "verdict: the runs differ", "")
     monkeypatch.setattr(gpu_check, "_run", lambda check, *argv: done)
     result = gpu_check.resumes_exactly(check)
     assert result.status == "failed"
-    assert "the trainings differ" in result.details
+    assert "the runs differ" in result.details
 
 
 def test_a_training_that_waits_fails_the_check(check, monkeypatch):

@@ -1,4 +1,4 @@
-"""From a folder of texts to a training in two commands."""
+"""From a folder of texts to a run in two commands."""
 
 import json
 import math
@@ -65,7 +65,7 @@ def test_a_time_shortens_the_training_whose_model_can_then_be_trained_longer(tmp
     short = "neox-launch --config run/config.yml --set log-interval=1 --set eval-iters=0"
     trained = shell(tmp_path, short, seconds=SECONDS)
     assert trained.returncode == 0, trained.stdout + trained.stderr
-    # The file saves every iteration; the longer schedule is that of a training that was long from the start.
+    # The file saves every iteration; the longer schedule is that of a run that was long from the start.
     longer = f"{short} --set train-iters={iterations + 3}"
     refused = shell(tmp_path, longer, seconds=SECONDS)
     assert (refused.returncode, "set override-lr-scheduler: true" in refused.stderr) == (2, True)

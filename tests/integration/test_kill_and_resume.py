@@ -1,6 +1,6 @@
-"""A training killed by SIGKILL at random moments resumes from a complete checkpoint with the same losses.
+"""A run killed by SIGKILL at random moments resumes from a complete checkpoint with the same losses.
 
-The training is tiny and saves after every second iteration, so that most of its time it is saving. Half of
+The run is tiny and saves after every second iteration, so that most of its time it is saving. Half of
 the kills wait until a save is under way. Dropout is on: the random generators must come back, too. With
 asynchronous saves, processes that write are also killed alone: their training continues.
 """
@@ -37,7 +37,7 @@ WORKER = b"neox_launcher.worker.bootstrap\0"
 
 
 class Job:
-    """A training in a separate folder, which is on the command line of each of its processes."""
+    """A run in a separate folder, which is on the command line of each of its processes."""
 
     def __init__(
         self, folder: Path, *, iterations: int, processes: int, saves_in_background: bool = False
@@ -140,7 +140,7 @@ def kill(process: int) -> bool:
 
 
 def kill_a_writer(job: Job, launcher: "subprocess.Popen[bytes]") -> None:
-    """Kill a process that writes a shard, and wait until the training that continues has saved again."""
+    """Kill a process that writes a shard, and wait until the run that continues has saved again."""
     failures = job.output.count("was ended by SIGKILL")
     # One may have finished its work before the signal.
     while job.output.count("was ended by SIGKILL") == failures:
@@ -164,13 +164,13 @@ def victims_of(
     if moment == "launcher":
         return [launcher.pid]
     if moment == "worker":
-        # While the training starts, there may be none.
+        # While the run starts, there may be none.
         return chance.sample([each for each in victims if WORKER in _command_of(each)] or victims, 1)
     return victims if moment == "all" or chance.random() < 0.7 else chance.sample(victims, 1)
 
 
 def kill_once(job: Job, moment: str, chance: random.Random) -> None:
-    """Start the training, kill it at such a moment, and see that all its processes end."""
+    """Start the run, kill it at such a moment, and see that all its processes end."""
     launcher = job.start()
     if moment == "starting":
         time.sleep(chance.uniform(0.0, 8.0))

@@ -1,6 +1,6 @@
-"""Faults planted in the training of `verify-layout` on a layout: each is found, and its text names it.
+"""Faults planted in the run of `verify-layout` on a layout: each is found, and its text names it.
 
-A fault replaces one function or method in the training on the layout; the reference is not affected. The
+A fault replaces one function or method in the run on the layout; the reference is not affected. The
 faults are those that users of other frameworks have reported. The patterns say what a user must be able to
 read: the kind of fault, and the ranks or the group of ranks.
 """

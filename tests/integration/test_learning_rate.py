@@ -1,4 +1,4 @@
-"""The optimizer gets, and a training logs, what `neox-config schedule` prints."""
+"""The optimizer gets, and a run logs, what `neox-config schedule` prints."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def cycle(**params: Any) -> dict[str, Any]:
     return scheduler("OneCycle", **lengths, **rates, **params)
 
 
-# Name -> settings of a training with this curve.
+# Name -> settings of a run with this curve.
 SCHEDULES: dict[str, dict[str, Any]] = {
     "WarmupLR": scheduler("WarmupLR", warmup_num_steps=5),
     "WarmupDecayLR": scheduler("WarmupDecayLR", warmup_num_steps=5, warmup_min_lr=1e-4),
@@ -67,7 +67,7 @@ STYLES = {
     for style in DECAY_STYLES
     for warmup in WARMUPS
 }
-# The others train in `make sweep NAME=layouts`; all are compared with the optimizer, without a training.
+# The others train in `make sweep NAME=layouts`; all are compared with the optimizer, without a run.
 TRAINED = (
     "WarmupDecayLR",
     "OneCycle",

@@ -1,6 +1,6 @@
-"""A loss that is not finite: nothing is learnt from it, nothing after it is saved, and the training ends.
+"""A loss that is not finite: nothing is learnt from it, nothing after it is saved, and the run ends.
 
-Whole trainings on gloo, on a layout of each kind. `make test` trains each layout in bf16 and every third
+Whole runs on gloo, on a layout of each kind. `make test` trains each layout in bf16 and every third
 one in another precision, and the losses that stay NaN in one precision each; `make sweep NAME=layouts`
 trains all.
 """
@@ -70,7 +70,7 @@ def in_turn(*precisions: str) -> list[Case]:
 def train_with_nan_losses(
     folder: str, data_path: str, micro_batches: list[int], cases: list[Case]
 ) -> dict[str, str]:
-    """Train each layout in its precision; runs in both ranks. Gives how each training ended."""
+    """Train each layout in its precision; runs in both ranks. Gives how each run ended."""
     from neox_config.errors import NeoXError
     from neox_model.layers.lm_head import LMLoss
     from neox_model.parallel.topology import create_groups
@@ -124,7 +124,7 @@ def manifest_of(run_folder: Path) -> dict[str, Any]:
 
 
 def check_one_update(folder: Path, cases: list[Case]) -> None:
-    """An update that is not finite is left out, and the training goes on."""
+    """An update that is not finite is left out, and the run goes on."""
     for name, message in train(folder, ONE_UPDATE, cases).items():
         assert message == "", name
         manifest = manifest_of(folder / name)
@@ -144,7 +144,7 @@ def check_one_update(folder: Path, cases: list[Case]) -> None:
 
 
 def check_end(folder: Path, cases: list[Case]) -> None:
-    """A training whose losses stay NaN ends, and keeps its last good checkpoint."""
+    """A run whose losses stay NaN ends, and keeps its last good checkpoint."""
     for name, message in train(folder, FOR_GOOD, cases).items():
         assert "the last 3 updates in a row were skipped" in message, name
         assert "iteration 6: loss" in message, name

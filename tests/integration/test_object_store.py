@@ -26,7 +26,7 @@ ZERO2 = {"zero_optimization": {"stage": 2}, "precision": "bfloat16", "train_batc
 def train(trainings: list[dict[str, Any]]) -> None:
     """Train each in the same processes; `lost` is a folder that is deleted before.
 
-    `goes_away` is the folder of a store that nothing can be written to after the start of the training.
+    `goes_away` is the folder of a store that nothing can be written to after the start of the run.
     """
     from functools import partial
     from unittest.mock import patch
@@ -80,7 +80,7 @@ def test_a_training_that_lost_its_folder_resumes_from_the_store_bit_for_bit(tmp_
     """Two ranks, ZeRO 2 and bfloat16."""
     url = f"file://{tmp_path}/store"
     whole = settings_of(corpus, tmp_path / "whole", f"file://{tmp_path}/other store") | ZERO2
-    # Empty at first, which is no error, because this training fills it.
+    # Empty at first, which is no error, because this run fills it.
     from_store = settings_of(corpus, tmp_path / "save", url) | ZERO2 | {"load": url}
     trainings = [whole, from_store | {"exit_interval": 2}, from_store | {"lost": str(tmp_path / "save")}]
     run_ranks(train, size=2, trainings=trainings)

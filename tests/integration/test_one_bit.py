@@ -27,7 +27,7 @@ def arguments_of(optimizer: str, freeze: int = FREEZE) -> dict:
 
 
 def started(precision: dict, *, optimizer: str = "OneBitAdam", params: dict | None = None, **settings):
-    """Return a training of the present world, and its batches."""
+    """Return a run of the present world, and its batches."""
     from support import layouts
     from support.settings import resolved_from
 
@@ -266,7 +266,7 @@ def test_tied_weights_of_pipeline_stages_stay_equal(optimizer):
 
 
 def final_losses(optimizer: str, updates: int, freeze: int) -> list[float]:
-    """Return the losses of a training."""
+    """Return the losses of a run."""
     from support import layouts
     from support.settings import resolved_from
 
@@ -357,7 +357,7 @@ def test_an_evaluation_among_local_steps_is_that_of_the_checkpoint_and_a_warning
     for warnings in found:
         assert warnings["8"] == []
         [warning] = warnings["11"]
-        assert warning.startswith("the training ends in iteration 11 between two averages of ZeroOneAdam")
+        assert warning.startswith("the run ends in iteration 11 between two averages of ZeroOneAdam")
     evaluations = {}
     for end in (8, 11):
         trained, again = (last_evaluation(tmp_path / f"{end}-{name}") for name in ("trained", "again"))

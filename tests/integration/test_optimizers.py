@@ -330,7 +330,7 @@ _SHOWN_BY = {"local_rate": "local_update"}
 
 
 def run_faults(cells: list[list[str]], folder: str) -> dict[str, list[str]]:
-    """For every state of every cell: whether a training that resumes without it is found out."""
+    """For every state of every cell: whether a run that resumes without it is found out."""
     from support.optimizers import resumed
 
     def find_fault(cell: Cell, own: Path, state: str) -> bool:

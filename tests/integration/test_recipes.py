@@ -43,16 +43,16 @@ class Edit:
 
 @dataclass(frozen=True)
 class Recipe:
-    """The edits of one recipe, and a training that uses the result.
+    """The edits of one recipe, and a run that uses the result.
 
     Args:
         row: first cell of the recipe in CONTRIBUTING.md.
         most_files: source files that the recipe may need.
         edits: the changes.
-        settings: settings of the training that uses the new choice.
+        settings: settings of the run that uses the new choice.
         explained: parameter that `neox-config explain` must describe.
         words: what its description must contain.
-        in_effect: a check of the training's folder, given the losses before the edits; by default, that the
+        in_effect: a check of the run's folder, given the losses before the edits; by default, that the
             losses differ.
     """
 
@@ -682,7 +682,7 @@ def copied(tmp_path_factory) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="module")
 def before(copied, tmp_path_factory) -> list[float]:
-    """Return the losses of a training with unchanged sources and settings."""
+    """Return the losses of a run with unchanged sources and settings."""
     folder = tmp_path_factory.mktemp("trained") / "before"
     train(folder, {}, copied("before"))
     return losses(folder)

@@ -1,4 +1,4 @@
-"""A flipped bit in one copy of a weight or state is located and ends the training before the next save."""
+"""A flipped bit in one copy of a weight or state is located and ends the run before the next save."""
 
 import math
 import random

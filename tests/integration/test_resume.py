@@ -1,4 +1,4 @@
-"""A training that resumes with other settings: at the next sample, and never as another model in silence."""
+"""A run that resumes with other settings: at the next sample, and never as another model in silence."""
 
 import json
 import logging
@@ -45,7 +45,7 @@ SETTINGS: dict[str, Any] = {
 
 
 class Messages(logging.Handler):
-    """Keeps the warnings of a training."""
+    """Keeps the warnings of a run."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -161,7 +161,7 @@ def test_every_sample_is_read_once_for_any_batch_sizes_and_ranks(tmp_path, corpu
 
 
 def planned(settings: dict[str, Any], count: int) -> list[list[int]]:
-    """Return the first samples of a training as `neox-data trace` finds them, from documents and offsets."""
+    """Return the first samples of a run as `neox-data trace` finds them, from documents and offsets."""
     import numpy as np
 
     from neox_data.trace import passages

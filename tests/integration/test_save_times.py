@@ -51,7 +51,7 @@ def train_each(trainings: list[dict[str, Any]], resumed_from: str) -> None:
     """Train each in the same two processes; the clock of rank 1 runs an hour where rank 0's runs a minute.
 
     Args:
-        trainings: settings; `start` is the iteration in `resumed_from` that the training resumes from.
+        trainings: settings; `start` is the iteration in `resumed_from` that the run resumes from.
         resumed_from: folder of checkpoints.
     """
     from torch import distributed
@@ -104,7 +104,7 @@ def test_all_ranks_save_by_the_clock_of_rank_0_and_each_checkpoint_resumes_bit_f
         "whole": [0, 3, 5, 8, 10],
         "kept": [8, 10],
         "plain": [10],
-        # Iteration 0 is saved by every training that starts there, unless it is in that folder already.
+        # Iteration 0 is saved by every run that starts there, unless it is in that folder already.
         "from 0": [0, 3, 5, 8, 10],
         "from 3": [5, 8, 10],
     }

@@ -1,4 +1,4 @@
-"""Loss spikes in whole trainings on gloo: on every layout, a rollback trains like a skip of the update."""
+"""Loss spikes in whole runs on gloo: on every layout, a rollback trains like a skip of the update."""
 
 import json
 from collections.abc import Iterable
@@ -74,7 +74,7 @@ def train_all(folder: str, data_path: str) -> dict[str, list[str]]:
             save = str(Path(folder, f"{action} {name}"))
             files = {"data_path": data_path, "save": save, "load": save, "log_dir": save}
             chosen = settings | files | {"on_spike": action}
-            # A resumed training counts micro-batches anew.
+            # A resumed run counts micro-batches anew.
             attempts = [(10, MICRO_BATCH), (10, None)] if action == "rollback" else [(6, None), (10, 2)]
             ended[f"{action} {name}"] = [
                 train_case(

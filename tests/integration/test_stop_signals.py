@@ -1,6 +1,6 @@
 """SIGUSR1 and SIGTERM to any process of a launch save and stop; the job then resumes exactly.
 
-Real launches of two workers on this machine. The training would take hours: what ends it is the signal.
+Real launches of two workers on this machine. The run would take hours: what ends it is the signal.
 """
 
 import logging
@@ -36,7 +36,7 @@ SETTINGS = SMALL_TRAINING | {
 
 
 class Job:
-    """A training that only a signal ends.
+    """A run that only a signal ends.
 
     Args:
         folder: gets everything.
@@ -204,7 +204,7 @@ def test_a_signal_saves_the_last_iteration_and_the_job_resumes_there(tmp_path, w
 
 @pytest.mark.parametrize("who", ["launcher", "agent", "every process"])
 def test_a_sigterm_after_a_sigusr1_is_the_same_request_and_the_checkpoint_is_kept(tmp_path, who):
-    """As at the end of a Slurm job: the warning stops the training, and SIGTERM comes while it is saved."""
+    """As at the end of a Slurm job: the warning stops the run, and SIGTERM comes while it is saved."""
     job = Job(tmp_path)
     launcher = job.start()
     job.wait_until(lambda: max(job.losses, default=0) >= 3 or launcher.poll() is not None, "iteration 3")

@@ -1,4 +1,4 @@
-"""`straggler_threshold` in whole trainings on gloo: a slow rank is named, equal ranks are not."""
+"""`straggler_threshold` in whole runs on gloo: a slow rank is named, equal ranks are not."""
 
 import socket
 import time

@@ -1,4 +1,4 @@
-"""Evaluations on texts and tasks during a training: the same on every layout, and without effect on it."""
+"""Evaluations on texts and tasks during a run: the same on every layout, and without effect on it."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Every layout trains the same model, and a resumed training is the uninterrupted one."""
+"""Every layout trains the same model, and a resumed run is the uninterrupted one."""
 
 import inspect
 import json
@@ -199,7 +199,7 @@ WITHOUT_COMPILER = """import sys
 
 class Refused:
     def find_spec(self, name, path=None, target=None):
-        assert name != "torch._dynamo", "the start of a training is a second longer"
+        assert name != "torch._dynamo", "the start of a run is a second longer"
 
 sys.meta_path.insert(0, Refused())
 """

@@ -38,7 +38,7 @@ _LEFT_OUT = {
     "parameters on the CPU",
     "optimizer on the CPU",
 }
-# For a configuration of a part, such as a dataset or a model without a training.
+# For a configuration of a part, such as a dataset or a model without a run.
 _TRAINING = {
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
     "train-iters": 100,

@@ -1,6 +1,6 @@
-"""Faults planted in a resumed training, or in the checkpoint that it resumes from: each is named.
+"""Faults planted in a resumed run, or in the checkpoint that it resumes from: each is named.
 
-One process trains without interruption and up to the interruption; then every fault gets a resumed training,
+One process trains without interruption and up to the interruption; then every fault gets a resumed run,
 and the comparison must name what was planted.
 """
 
@@ -406,7 +406,7 @@ def find_all(folder: str) -> dict[str, str]:
                 try:
                     carry_out(phases_of(plan, own)[2])
                 except NeoXError as error:
-                    # Some faults end the training: what it restored is compared all the same.
+                    # Some faults end the run: what it restored is compared all the same.
                     logging.getLogger(__name__).warning("%s: %s", fault, error)
             first = first_difference(base, own)
             found[fault if fault != NO_FAULT else f"{NO_FAULT} in {precision}"] = first
@@ -415,7 +415,7 @@ def find_all(folder: str) -> dict[str, str]:
 
 
 def find_rounded_saves(where: Path) -> str:
-    """All checkpoints of all trainings are rounded: only the memory of the ranks shows it."""
+    """All checkpoints of all runs are rounded: only the memory of the ranks shows it."""
     plan, base = plan_of(where, "fp32"), where / "rounded"
     part = logical.Fragment.as_part
 

@@ -1,4 +1,4 @@
-"""`verify-resume --from --to` between kept checkpoints of a training that was evaluated on the way."""
+"""`verify-resume --from --to` between kept checkpoints of a run that was evaluated on the way."""
 
 import json
 import os
@@ -58,7 +58,7 @@ def verify(path: Path, plan: LaunchPlan, *, evaluate: bool = False) -> dict[str,
 
 
 def other_samples() -> Any:
-    """Make the resumed training read the samples in the order of another seed."""
+    """Make the resumed run read the samples in the order of another seed."""
     build = open_run.build_datasets
 
     def built(resolved, **options):

@@ -73,7 +73,7 @@ def plan_of(folder: Path, name: str, settings: dict[str, Any]) -> LaunchPlan:
 
 
 def verify(where: Path, name: str, one: dict[str, Any], other: dict[str, Any]) -> Answer:
-    """Run the same three trainings and comparison as the command, in the existing processes."""
+    """Run the same three runs and comparison as the command, in the existing processes."""
     plan, resumed = plan_of(where, "one", one), plan_of(where, "other", other)
     folder = where / name.replace(" ", "-").replace(",", "")
     options = {"span": SPAN, "source": None, "folder": folder, "evaluates": False}

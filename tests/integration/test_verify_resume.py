@@ -41,7 +41,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
-    """Create a folder with a training that kept its checkpoints of iterations 2 and 4."""
+    """Create a folder with a run that kept its checkpoints of iterations 2 and 4."""
     folder = tmp_path_factory.mktemp("trained")
     write_corpus(folder)
     write_job(folder, SETTINGS)
@@ -55,7 +55,7 @@ def test_a_training_on_two_processes_agrees_and_touches_nothing(trained):
     result = verify(trained, "--steps", "2", "--set", "num-gpus=2", "--set", "train-batch-size=4")
     assert result.returncode == 0, result.stdout + result.stderr[-3000:]
     assert "from global_step4" in result.stderr
-    assert result.stdout.endswith("verdict: the resumed training agrees with the uninterrupted one\n")
+    assert result.stdout.endswith("verdict: the resumed run agrees with the uninterrupted one\n")
     assert contents(trained) == before
     assert not list((trained / "checkpoints").glob(".verify-resume*"))
 

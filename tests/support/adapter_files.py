@@ -1,4 +1,4 @@
-"""Checkpoints of random adapters, without a training."""
+"""Checkpoints of random adapters, without a run."""
 
 import hashlib
 from collections.abc import Sequence

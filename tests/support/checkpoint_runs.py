@@ -1,4 +1,4 @@
-"""As much of a training as a checkpoint uses, without DeepSpeed."""
+"""As much of a run as a checkpoint uses, without DeepSpeed."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from neox_model.parallel.logical import logical_parameter
 
 __all__ = ["COUNTS", "CURVE", "CYCLE", "STATE", "Engine", "Model", "Remembers", "Run"]
 
-# How much data a new training has used.
+# How much data a new run has used.
 COUNTS = {"tokens": 64, "skipped_iterations": 1}
 STATE = {"iteration": 0, "samples": 0, "validation_samples": 0, "batch_sizes": [], **COUNTS}
 
@@ -41,7 +41,7 @@ CYCLE = OneCycle(
 
 
 class Remembers:
-    """A training state, or a schedule, that is its dictionary."""
+    """A run state, or a schedule, that is its dictionary."""
 
     def __init__(self, **state: int) -> None:
         self.state, self.curve = state, CURVE

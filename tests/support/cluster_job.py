@@ -42,7 +42,7 @@ class Result:
 
 
 class Job:
-    """One training in a folder that all hosts share.
+    """One run in a folder that all hosts share.
 
     Args:
         cluster: where it runs.

@@ -17,7 +17,7 @@ stacks of all threads. The processes also die with this one.
 Importing torch and DeepSpeed takes longer than most tests. So ranks on gloo are forked from one of two
 processes (`support.rank_server`) that have imported them in the environment of the test: two, so that strings
 have other hashes on the other ranks of a group, and in the next launch, which finds orders of sets that ranks
-do not share or that a resumed training does not have again. With NCCL, ranks start from nothing.
+do not share or that a resumed run does not have again. With NCCL, ranks start from nothing.
 """
 
 import atexit

@@ -31,7 +31,7 @@ def arguments_of(case: Case, folder: Path, *, steps: int) -> dict[str, Any]:
 
 
 def rank_answer(folder: str, resolved: str, request: str, plant: Plant = nullcontext) -> list[dict[str, Any]]:
-    """The answer that this rank reports; `plant` is a mistake in the training on the layout alone."""
+    """The answer that this rank reports; `plant` is a mistake in the run on the layout alone."""
     from neox_model.verify_layout import run
 
     os.chdir(folder)

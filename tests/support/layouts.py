@@ -1,4 +1,4 @@
-"""Architectures and layouts that must train one model, and the training that both sides run."""
+"""Architectures and layouts that must train one model, and the run that both sides run."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -157,7 +157,7 @@ LAYOUTS: dict[str, Layout] = {
 
 @dataclass(frozen=True)
 class Run:
-    """What a training showed: the loss of every iteration, and weights by logical name."""
+    """What a run showed: the loss of every iteration, and weights by logical name."""
 
     losses: list[float]
     weights: dict[str, Tensor]
@@ -217,7 +217,7 @@ def masked_batch(resolved: Resolved, rows: Tensor) -> Batch:
 
 
 class Started(NamedTuple):
-    """The parts of a training."""
+    """The parts of a run."""
 
     engine: Engine
     step: EngineStep

@@ -1,4 +1,4 @@
-"""Every optimizer on a layout of each kind in every precision: a training that is resumed, and what differs.
+"""Every optimizer on a layout of each kind in every precision: a run that is resumed, and what differs.
 
 A cell trains two updates (three if replicas then have different weights), saves, and trains two more. A
 fresh engine with other weights loads what was saved and trains the same two. Both save once more: the two
@@ -176,7 +176,7 @@ class Cell:
 
     @property
     def updates(self) -> int:
-        """Updates of the whole training."""
+        """Updates of the whole run."""
         return self.saved_after + 2
 
     @property
@@ -310,12 +310,12 @@ def contents_of(folder: Path) -> Contents:
 
 @dataclass
 class Resumed:
-    """A training without and with a restart.
+    """A run without and with a restart.
 
     Args:
         applied: updates that must have been applied.
         saved: the checkpoint that was resumed from.
-        through: the checkpoint of the uninterrupted training.
+        through: the checkpoint of the uninterrupted run.
         again: the checkpoint of the one that was resumed.
         losses: of the last updates, of both.
     """
@@ -328,7 +328,7 @@ class Resumed:
 
     @property
     def findings(self) -> list[str]:
-        """What differs; empty where the resumed training is the same."""
+        """What differs; empty where the resumed run is the same."""
         found = self.through.differences(self.again)
         if self.losses[0] != self.losses[1]:
             found.append(f"losses are {self.losses[0]} and {self.losses[1]}")

@@ -35,7 +35,7 @@ def train_here(plan: LaunchPlan) -> None:
 
 
 def carry_out(phase: Phase) -> None:
-    """Carry one training of `verify-resume` out, recorded. Collective over all ranks."""
+    """Carry one run of `verify-resume` out, recorded. Collective over all ranks."""
     with patch.dict(os.environ, {Recording.VARIABLE: phase.plan.environment[Recording.VARIABLE]}):
         train_here(phase.plan)
 
@@ -43,10 +43,10 @@ def carry_out(phase: Phase) -> None:
 def comparison_of(
     base: Path, own: Path, *, samples: int, rounding: str | None = None, same_sizes: bool = True
 ) -> Comparison:
-    """Ask for the comparison of trainings that were carried out over `SPAN`.
+    """Ask for the comparison of runs that were carried out over `SPAN`.
 
     Args:
-        base: folder of the uninterrupted training, and of that up to the interruption.
+        base: folder of the uninterrupted run, and of that up to the interruption.
         own: folder of the resumed one.
         samples: of an iteration.
         rounding: precision by whose rounding they may differ.

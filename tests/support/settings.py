@@ -29,7 +29,7 @@ TINY: dict[str, Any] = {
     "seed": 7,
 }
 
-# A training of a few iterations on the corpus of `support.corpus`, with dropout.
+# A run of a few iterations on the corpus of `support.corpus`, with dropout.
 SMALL_TRAINING: dict[str, Any] = {
     "split": "100,0,0",
     "tokenizer_type": "CharLevelTokenizer",

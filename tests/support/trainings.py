@@ -14,7 +14,7 @@ __all__ = ["evaluate_parts_here", "tensors_of", "train_all"]
 
 
 def train_all(folder: str, corpus: str, trainings: dict[str, dict[str, Any]]) -> None:
-    """Run the trainings in turn; `restart_at` is the iteration that `latest` names before."""
+    """Run the runs in turn; `restart_at` is the iteration that `latest` names before."""
     from torch import distributed
 
     from neox_model.parallel.topology import create_groups

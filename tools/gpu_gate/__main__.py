@@ -183,9 +183,13 @@ def _gate(*, update: bool) -> int:
 
 
 def _store(found: Figures) -> None:
-    rows: dict[str, Any] = {" / ".join(cell): figures for cell, figures in sorted(found.items())}
+    # One cell per line.
+    rows = (
+        f"{json.dumps(' / '.join(cell))}: {json.dumps(figures, allow_nan=False)}"
+        for cell, figures in sorted(found.items())
+    )
     with atomic_write(FIGURES_FILE) as file:
-        file.write(json.dumps(rows, indent=1, allow_nan=False) + "\n")
+        file.write("{\n" + ",\n".join(rows) + "\n}\n")
     with atomic_write(ROOT / "docs/reports/gpu-gate.md") as file:
         file.write(page(found))
 

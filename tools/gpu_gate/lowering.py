@@ -1,6 +1,6 @@
 """Compile a layer's forward and backward pass with Inductor for a GPU that is not present, and count.
 
-Dynamo, AOTAutograd and Inductor run as in a training whose layers are compiled. Their inputs are FakeTensors
+Dynamo, AOTAutograd and Inductor run as in a run whose layers are compiled. Their inputs are FakeTensors
 of a CUDA device in name (`gpu_gate.device`), and Inductor stops before it would load its kernels.
 """
 
@@ -118,7 +118,7 @@ def count_graph_breaks(block: Run, inputs: Sequence[Tensor | None], backend: Run
     """Compile and run a layer's forward pass, and return the number of graph breaks.
 
     Args:
-        block: the function of the layer that a training compiles.
+        block: the function of the layer that a run compiles.
         inputs: its arguments.
         backend: called by torch.compile with each graph.
     """

@@ -29,7 +29,7 @@ __all__ = ["FAULTS", "Fault"]
 
 @dataclass(frozen=True)
 class Fault:
-    """A mistake in the training.
+    """A mistake in the run.
 
     Args:
         cell: what is trained with it.

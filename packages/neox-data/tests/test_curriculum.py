@@ -46,7 +46,7 @@ def index_of(
 def test_samples_are_admitted_by_value(tmp_path: Path) -> None:
     index = index_of(tmp_path, [5, 1, 10, 2, 6, 1])
     assert admissions(index, num_samples=6, iterations=20).tolist() == [4, 0, NEVER, 0, 8, 0]
-    # The training ends before the last difficulty; a sample that was not analyzed is never drawn.
+    # The run ends before the last difficulty; a sample that was not analyzed is never drawn.
     assert admissions(index, num_samples=7, iterations=8).tolist() == [4, 0, NEVER, 0, NEVER, 0, NEVER]
 
 

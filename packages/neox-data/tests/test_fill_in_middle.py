@@ -124,7 +124,7 @@ def test_padding_stays_behind_the_documents_and_has_no_label() -> None:
 
 
 def test_the_numbers_are_those_of_every_version() -> None:
-    """Written down, so that another numpy or another way to make them changes no resumed training."""
+    """Written down, so that another numpy or another way to make them changes no resumed run."""
     assert RandomDraws("3 fill-in-middle 0").uniform(2, 2).tolist() == [
         [0.18126511256486144, 0.9168194173608328],
         [0.7890472945926033, 0.7176122791707255],

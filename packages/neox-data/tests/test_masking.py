@@ -187,7 +187,7 @@ def test_a_tokenizer_without_bytes_has_no_words(tokenizer: Tokenizer, monkeypatc
 
 
 def test_the_masks_are_those_of_every_version() -> None:
-    """Written down, so that another numpy or another way to draw changes no resumed training."""
+    """Written down, so that another numpy or another way to draw changes no resumed run."""
     row = np.arange(1, 13)
     inputs, labels = mask_tokens(row, masking(probability=0.4), RandomDraws("7 train masks 3"))
     assert inputs.tolist() == [1, 2, 3, MASK, 5, 6, MASK, 8, 9, MASK, MASK, 12]

@@ -665,7 +665,7 @@ def test_the_record_of_an_earlier_training_is_named_and_read(tmp_path):
     (tmp_path / "failures.2.jsonl").write_text(json.dumps({"time": BEGIN + 1, "message": "of the earlier"}))
     done = CliRunner().invoke(main, [str(tmp_path)])
     assert done.stderr.splitlines() == [
-        f"{tmp_path}/metrics.{number}.jsonl is the record of an earlier training; "
+        f"{tmp_path}/metrics.{number}.jsonl is the record of an earlier run; "
         f"show it with: neox-report {tmp_path}/metrics.{number}.jsonl"
         for number in (2, 10)
     ]

@@ -1,4 +1,4 @@
-"""`neox-data analyze`: measure the difficulty of a training's samples, for its curriculum."""
+"""`neox-data analyze`: measure the difficulty of a run's samples, for its curriculum."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Batch sizes of the iterations of a training, which a resume may change."""
+"""Batch sizes of the iterations of a run, which a resume may change."""
 
 from bisect import bisect_right
 from dataclasses import dataclass

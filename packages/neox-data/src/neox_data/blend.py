@@ -195,7 +195,7 @@ class BlendedDataset(Mixture):
     def differs_from_earlier_versions(self) -> bool:
         """Return True if earlier versions, which divided the weights by numpy's sum twice, mixed differently.
 
-        A training that resumes from one of their checkpoints may then read some samples twice and others not
+        A run that resumes from one of their checkpoints may then read some samples twice and others not
         at all.
         """
         weights = normalise_weights(self._given, len(self.datasets)).tolist()

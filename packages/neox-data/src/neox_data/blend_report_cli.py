@@ -1,4 +1,4 @@
-"""`neox-data blend-report`: report how many samples a training reads from each dataset."""
+"""`neox-data blend-report`: report how many samples a run reads from each dataset."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,7 +51,7 @@ def blend_report(
     devices: int | None,
     **plain: Any,
 ) -> None:
-    """Show the share, samples and epochs that a training reads from each dataset.
+    """Show the share, samples and epochs that a run reads from each dataset.
 
     Give either --config, or the prefixes of datasets with --num-samples and --seq-length.
     """

@@ -1,4 +1,4 @@
-"""Find the documents that a training reads, and when, from the order of the samples.
+"""Find the documents that a run reads, and when, from the order of the samples.
 
 The datasets are the same as in training, so a trace is exact for any number of ranks, after resuming, and
 inside blends.
@@ -61,7 +61,7 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One sample that a training reads.
+    """One sample that a run reads.
 
     Attributes:
         item: the item of the training part.
@@ -97,7 +97,7 @@ def readings_at(data: TrainingData, iteration: int, rank: int | None = None) -> 
     """Yield the samples of an iteration in the order in which they are read, rank by rank.
 
     Args:
-        data: the data of the training.
+        data: the data of the run.
         iteration: iteration, from 0.
         rank: rank of a process; None: all ranks.
 
@@ -110,7 +110,7 @@ def readings_at(data: TrainingData, iteration: int, rank: int | None = None) -> 
     if rank is not None and not 0 <= rank < len(data.data_parallel_ranks):
         raise DataError(f"there is no rank {rank}; pass one from 0 to {len(data.data_parallel_ranks) - 1}")
     if not data.knows_ranks(iteration):
-        # A resumed training with another batch size.
+        # A resumed run with another batch size.
         first, size = data.batch_sizes.first_item(iteration), data.batch_sizes.at(iteration)
         if rank is not None:
             raise DataError(
@@ -137,7 +137,7 @@ def readings_at(data: TrainingData, iteration: int, rank: int | None = None) -> 
 
 
 def items_with(data: TrainingData, part: str, indexed: IndexedDataset, document: int) -> list[int]:
-    """Return the items of a part, of those that the training reads, with tokens of a document; increasing."""
+    """Return the items of a part, of those that the run reads, with tokens of a document; increasing."""
     items = _items_with(data.datasets[part], str(indexed.prefix), document)
     return sorted(item for item in items if item < data.num_samples[part])
 

@@ -1,4 +1,4 @@
-"""`neox-data trace`: find the documents that a training reads, and when it reads them."""
+"""`neox-data trace`: find the documents that a run reads, and when it reads them."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,7 +40,7 @@ def config_options(*others: Callable[[Any], Any]) -> Callable[[Callable[..., Non
             "paths",
             multiple=True,
             type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            help="Configuration file of the training. May be repeated; the files are merged.",
+            help="Configuration file of the run. May be repeated; the files are merged.",
         ),
         option(
             "--set",
@@ -78,7 +78,7 @@ def config_options(*others: Callable[[Any], Any]) -> Callable[[Callable[..., Non
     "--iteration",
     group=_SOUGHT,
     type=click.IntRange(0),
-    help="Show the documents of this iteration, counted from 0: iteration 1 of a training's log is 0.",
+    help="Show the documents of this iteration, counted from 0: iteration 1 of a run's log is 0.",
 )
 @option("--rank", group=_SOUGHT, type=click.IntRange(0), help="Show only the documents that this rank reads.")
 @option("--document", group=_SOUGHT, metavar="[PREFIX:]NUMBER", help="Show when this document is read.")
@@ -108,11 +108,11 @@ def trace(
 ) -> None:
     """Show the documents that an iteration reads, or when a document is read.
 
-    This command counts iterations from 0; a training's log, errors and checkpoints count them from 1.
+    This command counts iterations from 0; a run's log, errors and checkpoints count them from 1.
     Iteration N of a log is iteration N - 1 here.
 
     Nothing is trained: the result follows from the order of the samples, for any number of --devices. If the
-    training was resumed with another batch size, or left out batches after loss spikes (on-spike: rollback),
+    run was resumed with another batch size, or left out batches after loss spikes (on-spike: rollback),
     pass a --checkpoint, which records both.
     Otherwise the configuration's batch size is assumed for every iteration.
     """
@@ -137,7 +137,7 @@ def trace(
     if text is not None and not report.num_found:
         click.echo(
             "Error: no document contains this text; check its spelling, spaces and line breaks, and that "
-            "these are the datasets of the training",
+            "these are the datasets of the run",
             err=True,
         )
         click.get_current_context().exit(1)

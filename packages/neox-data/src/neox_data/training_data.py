@@ -1,4 +1,4 @@
-"""The data of a training as plain values: the datasets of each part, and the batch of each item.
+"""The data of a run as plain values: the datasets of each part, and the batch of each item.
 
 Another package converts configurations to this form, with a function registered under the entry point group
 `neox_data.configurations` (neox-model does). The commands of this package can therefore take `--config`
@@ -43,8 +43,8 @@ class TrainingData:
 
     Attributes:
         datasets: datasets by part (`train`, `valid`, `test`), if they have documents.
-        num_samples: items that the whole training reads from each part.
-        train_iters: iterations of the whole training.
+        num_samples: items that the whole run reads from each part.
+        train_iters: iterations of the whole run.
         seq_length: tokens that a sample predicts.
         batch_sizes: items of each iteration.
         micro_batch: items of one forward pass of one data-parallel rank.
@@ -82,7 +82,7 @@ class TrainingData:
         return self.batch_sizes.at(iteration) == items
 
     def place_of(self, item: int) -> BatchPlace:
-        """Return the place of an item of the training part, if the training is long enough."""
+        """Return the place of an item of the training part, if the run is long enough."""
         iteration = self.batch_sizes.iteration_of(item)
         within = item - self.batch_sizes.first_item(iteration)
         if not self.knows_ranks(iteration):
@@ -99,7 +99,7 @@ def load_training_data(
     devices: int | None = None,
     checkpoint: str | None = None,
 ) -> TrainingData:
-    """Return the data that a training with these configuration files reads.
+    """Return the data that a run with these configuration files reads.
 
     Args:
         paths: configuration files, which are merged.

@@ -210,7 +210,7 @@ def test_an_empty_path_is_refused_and_not_the_current_folder(tmp_path, monkeypat
     assert (found.exit_code, "--input is empty; give a path" in found.output) == (2, True)
     assert os.listdir(tmp_path) == ["book.txt"]
     found = prepare("--input", ".", "--input", "book.txt", "--output", "run")
-    assert "1 file: ., book.txt" in found.output.splitlines()[0]
+    assert shows(found.output.splitlines()[0], "1", "book.txt")
 
 
 def test_a_replaced_tokenizer_is_answered_with_what_works_here(tmp_path):
@@ -390,7 +390,7 @@ def test_the_result_of_an_earlier_run_within_the_folder_is_not_read_as_texts(tmp
     texts.mkdir()
     (texts / "book.txt").write_text(SENTENCE * 10)
     assert prepare("--input", texts, "--output", texts / "run").exit_code == 0
-    # What a training writes there.
+    # What a run writes there.
     (texts / "run" / "metrics.jsonl").write_text('{"text": "a metric"}\n')
     (texts / "run" / "checkpoints").mkdir()
     (texts / "run" / "checkpoints" / "notes.txt").write_text("a checkpoint")

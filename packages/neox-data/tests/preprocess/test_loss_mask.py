@@ -199,7 +199,7 @@ def test_only_responses_count(corpus: Path, tokenizer_json: Path, resume) -> Non
     assert open_indexed(f"{out}_text_document").dtype == np.int32
     total = sum(map(len, tokens))
     counted = sum(label >= 0 for row in labels for label in row)
-    assert f" bytes -> {total} tokens (" in result.output
+    assert shows(result.output, "->", total)
     assert shows(result.output, counted, f"{total} tokens")
     assert f"has {max(map(len, tokens))} tokens" in result.output
     manifest = read_manifest(f"{out}_label_document")

@@ -129,7 +129,7 @@ def _verdict(
 
     try:
         return _decide(_key_of(operator, device, make(shape, dtype, _META)), find)
-    except RuntimeError as error:  # OutOfMemoryError is one; a trial must not end a training.
+    except RuntimeError as error:  # OutOfMemoryError is one; a trial must not end a run.
         reason = f"the trial failed: {str(error).splitlines()[0]}"
         logger.warning("%s %s: %s", operator.name, shape, reason)
         return Availability(False, reason)
@@ -272,7 +272,7 @@ def median_ms(
 def graph_ms(run: Callable[[], object], *, repeat: int = 20, warm_up: int = 3) -> float:
     """Return the median time of a run on the current GPU, replayed as a CUDA graph from a cold cache.
 
-    A graph leaves out the time between launches, in which a training computes other layers. As in a training,
+    A graph leaves out the time between launches, in which a run computes other layers. As in a run,
     the inputs are not in the cache.
     """
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()  # type: ignore[no-untyped-call]

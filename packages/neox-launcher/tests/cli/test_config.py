@@ -184,7 +184,7 @@ def test_a_schedule_that_the_training_does_not_finish_is_noted(minimal):
     result = run("check", minimal, "--set", "train-iters=20")
     assert result.exit_code == 0
     note = (
-        "    ends the training before its learning rate has reached min-lr: the schedule has 320,000 "
+        "    ends the run before its learning rate has reached min-lr: the schedule has 320,000 "
         "iterations (lr-decay-iters)"
     )
     assert f"train-iters: 20\n{note}" in result.stderr

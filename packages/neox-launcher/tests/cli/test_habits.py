@@ -11,6 +11,7 @@ from neox_launcher.cli import launch as cli
 from neox_launcher.cli.config import main as neox_config
 from neox_launcher.cli.launch import main
 from neox_launcher.plan.planning import plan_launch
+from support.refusals import shows
 
 PROGRAMS = {"neox-launch": main, "neox-config": neox_config}
 
@@ -216,7 +217,7 @@ def test_a_value_that_begins_with_d_is_no_folder(requests):
 def test_the_option_for_files_is_not_needed_in_neox_config(requests):
     result = CliRunner().invoke(neox_config, ["check", "--config", "a.yml"])
     assert result.exit_code == 2
-    assert "No such option: --config; give the name of the file alone" in result.stderr
+    assert shows(result.stderr, "--config")
 
 
 @pytest.mark.parametrize("command", ["diff small.yml a.yml", "explain lr", "models"])

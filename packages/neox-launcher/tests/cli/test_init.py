@@ -83,7 +83,7 @@ def test_the_questions_are_about_texts_folder_size_and_time(monkeypatch, tmp_pat
         "Folder or file",
         "Folder to write to [run]: ",
         "Size of the",
-        "Longest time of the training",
+        "Longest time of the run",
     ]
     places = [found.output.index(question) for question in questions]
     assert places == sorted(places)
@@ -140,7 +140,7 @@ def test_an_existing_configuration_is_never_overwritten(prepare, tmp_path):
 
 @pytest.fixture
 def trained(tmp_path):
-    """Write what an init and a training leave in a folder, as far as it is looked at."""
+    """Write what an init and a run leave in a folder, as far as it is looked at."""
     result = {
         "data_path": "corpus",
         "split": "1,0,0",
@@ -297,7 +297,7 @@ def test_a_longer_time_is_advised_only_where_the_time_is_the_limit(chosen, monke
     options = () if duration is None else ("--time", duration)
     found = chosen("--model", "pythia-14m", *options).stdout
     assert ("a longer --time" in found) == (duration is not None)
-    assert ("a shorter training" in found) == (duration is None)
+    assert ("a shorter run" in found) == (duration is None)
 
 
 def test_nothing_fails_after_the_configuration_is_written(chosen, monkeypatch, tmp_path):

@@ -12,7 +12,7 @@ import pytest
 from support.refusals import shows
 
 TOKEN = "fedcba9876543210" * 4
-# The command, with a program of this test in place of the training.
+# The command, with a program of this test in place of the run.
 COMMAND = """
 import sys
 from neox_launcher.backends.local import LocalBackend

@@ -1,4 +1,4 @@
-"""The screens before and after a training: short, true, and with commands that can be typed."""
+"""The screens before and after a run: short, true, and with commands that can be typed."""
 
 import json
 import shlex

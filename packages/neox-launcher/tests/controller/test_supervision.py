@@ -652,7 +652,7 @@ def test_a_stop_while_loading_is_described_and_is_no_failure(tmp_path):
     launcher.send_signal(signal.SIGTERM)
     out, err = launcher.communicate(timeout=60)
     assert (launcher.returncode, out) == (143, "outcome 143 None\n")
-    assert err.endswith("stopped while the training was loading: nothing was saved\n")
+    assert err.endswith("stopped while the run was loading: nothing was saved\n")
     assert not (tmp_path / "logs" / "failures.jsonl").exists()
 
 
@@ -897,7 +897,7 @@ while os.environ.get("RANK") == "1" and not pathlib.Path("go").exists():
     pathlib.Path("ready1").touch()
     time.sleep(0.01)
 """
-# Stops once all workers have joined, as a training does that is still loading when SIGUSR1 comes.
+# Stops once all workers have joined, as a run does that is still loading when SIGUSR1 comes.
 JOINING = """
 pathlib.Path(f"joined{rank}").touch()
 pathlib.Path(f"ready{rank}").touch()

@@ -1,4 +1,4 @@
-"""What `neox-launch init` prints about the time of a training."""
+"""What `neox-launch init` prints about the time of a run."""
 
 from pathlib import Path
 from types import SimpleNamespace

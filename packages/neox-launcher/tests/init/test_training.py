@@ -1,4 +1,4 @@
-"""The training that `neox-launch init` chooses, and its configuration."""
+"""The run that `neox-launch init` chooses, and its configuration."""
 
 from dataclasses import replace
 from pathlib import Path

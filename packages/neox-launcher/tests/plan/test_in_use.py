@@ -20,7 +20,7 @@ SAVES = "save: runs\nsave-interval: 5\n"
 
 @contextmanager
 def locked(folder):
-    """Hold the lock of a folder, as a training does."""
+    """Hold the lock of a folder, as a run does."""
     folder.mkdir(exist_ok=True)
     with lock_of(folder).open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -116,6 +116,6 @@ def test_neox_launch_starts_no_worker_for_a_folder_in_use(minimal, folder, monke
         assert (result.exit_code, started) == (2, [])
         assert "saves to runs" in result.output
         assert "use another folder" in result.output
-        # The plan of a training that runs can be printed.
+        # The plan of a run that runs can be printed.
         assert CliRunner().invoke(launch.main, ["--config", str(minimal), "--dry-run"]).exit_code != 1
     assert sorted(os.listdir("runs")) == [".lock"]

@@ -1,4 +1,4 @@
-"""`neox-launch verify-resume`, with fake trainings and comparisons."""
+"""`neox-launch verify-resume`, with fake runs and comparisons."""
 
 import json
 import os
@@ -165,7 +165,7 @@ def test_a_difference_exits_with_1_and_is_reported(minimal, folder, capsys):
     printed = capsys.readouterr().out
     assert shows(printed, "2 steps", "DIFFERENT: 1", "1.0e-03")
     assert printed.endswith(
-        "verdict: the trainings differ\nfirst difference: loss of iteration 3: 2 instead of 1\nwhy\n"
+        "verdict: the runs differ\nfirst difference: loss of iteration 3: 2 instead of 1\nwhy\n"
     )
 
 
@@ -188,7 +188,7 @@ def test_a_failed_training_ends_the_command_with_its_failure(minimal, folder, nu
 def test_a_failed_resumed_training_is_compared_until_its_failure(minimal, folder, capsys):
     outcome = verify(minimal, Launches(failing=3), steps=2)
     assert outcome.exit_code == 7
-    assert "resumed training failed" in capsys.readouterr().out
+    assert "resumed run failed" in capsys.readouterr().out
     launches = Launches(failing=3, restores=False)
     assert verify(minimal, launches, steps=2).exit_code == 7
     assert len(launches.plans) == 3
@@ -257,7 +257,7 @@ WRONG = {
     "backwards": ({"source": "8", "target": "4"}, (), "--to must be the later checkpoint"),
     "not kept": ({"source": "4", "target": "9"}, (),
         "--to 9: no such complete checkpoint in out (available:"),
-    "another training": ({"source": "4", "target": "8"}, ("seed=7",),
+    "another run": ({"source": "4", "target": "8"}, ("seed=7",),
         "global_step4 was written with another configuration: seed: 1234 in the checkpoint, 7 in this run"),
     "another batch": ({"steps": 2, "resume_set": ("gas=4",)}, (), "changes train-batch-size from 2 to 8"),
     "dropout": ({"steps": 2, "resume_set": ("num-gpus=2", "model-parallel-size=2")}, ("hidden-dropout=0.1",),

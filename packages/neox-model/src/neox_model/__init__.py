@@ -28,7 +28,7 @@ _MODULES = {
     "load_model": "neox_model.api.model",
 }
 
-# Importing deepspeed logs a warning if there is no GPU; trainings log the backend.
+# Importing deepspeed logs a warning if there is no GPU; runs log the backend.
 logging.getLogger("DeepSpeed").addFilter(lambda record: "Setting accelerator" not in record.getMessage())
 
 

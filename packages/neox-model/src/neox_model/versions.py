@@ -1,4 +1,4 @@
-"""Versions of Python and of the packages that a training uses."""
+"""Versions of Python and of the packages that a run uses."""
 
 import platform
 

@@ -172,7 +172,7 @@ def exit_worker(code: int) -> NoReturn:
 
     A thread of gloo that releases a tensor waits for the interpreter's lock. If that is finalized meanwhile,
     Python ends the thread inside C++ functions that no exception may leave, and the process aborts
-    ("terminate called without an active exception") after a complete training. Process groups live as long as
+    ("terminate called without an active exception") after a complete run. Process groups live as long as
     anything refers to them, also after `destroy_process_group`.
 
     After a success, all that Python does before the finalization is done: threads are waited for, and the

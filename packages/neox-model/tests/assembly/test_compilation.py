@@ -1,4 +1,4 @@
-"""Compiled layers are the layers; a compiler that fails is found out before the training starts."""
+"""Compiled layers are the layers; a compiler that fails is found out before the run starts."""
 
 import logging
 import os
@@ -83,7 +83,7 @@ def trained(groups=SINGLE_PROCESS, *, backend: str = "aot_eager", **settings):
     model.eval()
     with torch.no_grad():
         losses.append(loss_of(model, generator, resolved))
-    assert counters["stats"]["unique_graphs"] == graphs, "something was compiled during the training"
+    assert counters["stats"]["unique_graphs"] == graphs, "something was compiled during the run"
     return [*losses, *(parameter.grad for parameter in model.parameters())]
 
 

@@ -172,7 +172,7 @@ def test_a_record_of_the_base_of_another_form_is_refused(adapters, tmp_path, rec
         "SHA-256; restore it from a copy"
     )
     assert refusal(adapters, tmp_path / "merged") == message
-    # A training that resumes the adapters finds their base with it.
+    # A run that resumes the adapters finds their base with it.
     base = str(tmp_path / "base")
     with pytest.raises(CheckpointError) as caught:
         load_base(

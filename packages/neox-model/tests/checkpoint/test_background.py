@@ -57,7 +57,7 @@ def start(saves: BackgroundSaves, run: Run, folder: Path, **options: object) -> 
 
 
 def go_on(saves: BackgroundSaves) -> None:
-    """Proceed as the training does after every iteration, until nothing is under way."""
+    """Proceed as the run does after every iteration, until nothing is under way."""
     deadline = time.monotonic() + DEADLINE_SECONDS
     while saves.iteration is not None:
         saves.proceed()
@@ -293,7 +293,7 @@ def test_closing_ends_the_writer_and_the_next_save_removes_its_folder(tmp_path, 
         start(saves, run, tmp_path)
     process = saves._stage._process
     saves.close()
-    reason = "was not saved: the training ended while it was written"
+    reason = "was not saved: the run ended while it was written"
     assert f"{tmp_path / 'global_step1'} {reason}" in caplog.text
     assert process.returncode == -signal.SIGKILL
     assert names(tmp_path) == [".global_step1.saving"]

@@ -40,7 +40,7 @@ KEPT = 3
 
 
 class World:
-    """A training, its folder of checkpoints, a store, and the bits of every iteration that was saved."""
+    """A run, its folder of checkpoints, a store, and the bits of every iteration that was saved."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.chance = random.Random(seed)

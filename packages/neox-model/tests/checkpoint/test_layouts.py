@@ -36,7 +36,7 @@ from neox_model.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from neox_model.parallel.logical import logical_parameter, named_logical_parameters
 from neox_model.parallel.topology import create_groups
 from neox_model.parallel.vocab_embedding import VocabParallelEmbedding
-from support.checkpoint_runs import CURVE
+from support.checkpoint_runs import Remembers
 from support.distributed import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -106,19 +106,6 @@ class Setup:
         return f"{self.precision}-zero{self.stage}-tp{self.model}-pp{self.pipe}-{self.optimizer}"
 
 
-class Memory:
-    """A schedule and a training state that are only their dictionaries."""
-
-    def __init__(self, **state: int) -> None:
-        self.state, self.curve = state, CURVE
-
-    def state_dict(self) -> dict[str, int]:
-        return self.state
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.state = state
-
-
 class Run:
     """One engine around the tiny model."""
 
@@ -144,8 +131,8 @@ class Run:
         # As a plain engine in a pipeline, too: its loss is not scaled here.
         self.engine = PlainEngine(self.inner, self._update_of(update), SINGLE_RANK)
         self.iteration = 0
-        self.state = Memory()
-        self.schedule = Memory(applied_updates=0)
+        self.state = Remembers()
+        self.schedule = Remembers(applied_updates=0)
 
     def _update_of(self, update: MixedPrecisionOptimizer | None) -> Updater | ZeroUpdate:
         if update is not None:

@@ -63,7 +63,7 @@ def run_on(storage: Storage, groups: Any, *, updates: int = 0) -> Run:
 
 
 def loaded(storage: Storage, groups: Any) -> list[Any]:
-    """Load as a training does; return the iteration, weights and states."""
+    """Load as a run does; return the iteration, weights and states."""
     torch.manual_seed(9)
     agree_on_checkpoint(SAVE, storage, groups.control)
     run = Run(layers=8, groups=groups, storage=storage)
@@ -190,11 +190,9 @@ def test_the_newest_named_checkpoint_is_chosen_only_if_all_shards_exist():
         for host, files in ("A0", "B1")
     ]
     assert choose(SAVE, back) == ("global_step2", "digest")
-    with pytest.raises(
-        CheckpointError, match=r"no host has 1; B has nothing .* write the name of an older checkpoint"
-    ):
+    with refused(CheckpointError, "has 1", "B has nothing"):
         choose(SAVE, [first, inventory("B", "global_step2", global_step2="1")])
-    with pytest.raises(CheckpointError, match=r"no host has 0; A has nothing of it"):
+    with refused(CheckpointError, "has 0", "A has nothing"):
         choose(SAVE, [inventory("A", None), inventory("B", "global_step2", global_step2="1")])
 
 
@@ -232,7 +230,7 @@ def test_a_save_that_fails_on_another_host_restores_the_checkpoint_that_it_was_r
             raise OSError(28, "No space left on device")
 
         again = trained()
-        with patch.object(folders, name, fail), pytest.raises(CheckpointError, match="No space left"):
+        with patch.object(folders, name, fail), refused(CheckpointError, "No space left"):
             again.save(tmp_path)
 
     for name, is_late in (("place", False), ("flush_folder", True), ("flush_folder", False)):
@@ -247,9 +245,9 @@ def test_a_damaged_manifest_of_another_checkpoint_does_not_stop_a_load(tmp_path,
     run.train()
     run.save(tmp_path)
     agree_on_checkpoint(tmp_path, ONE_HOST, SINGLE_RANK)
-    assert "global_step1 is not used: " in caplog.text
+    assert shows(caplog.text, "global_step1")
     (tmp_path / "global_step2" / MANIFEST).write_text("damaged")
-    with pytest.raises(CheckpointError, match=r"global_step2 is not whole .* A; A has nothing of it"):
+    with refused(CheckpointError, "global_step2", "A has nothing"):
         agree_on_checkpoint(tmp_path, ONE_HOST, SINGLE_RANK)
 
 
@@ -279,10 +277,7 @@ def test_marks_of_killed_starts_are_deleted(tmp_path):
 def test_a_folder_of_a_host_that_cannot_be_created_is_one_message(tmp_path):
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(
-            CheckpointError,
-            match=r"preparing to save to .*file.* on each host failed: .*; set save to a folder",
-        ):
+        with refused(CheckpointError, "save", "each host"):
             refuse_shared_folder(folder, ONE_HOST, SINGLE_RANK)
 
 
@@ -351,7 +346,7 @@ def test_a_damaged_shard_on_several_hosts_offers_to_go_back_on_each(tmp_path):
     shard = final / "shard-00000.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1] + b"?")
     again = Run(layers=2, storage=ONE_HOST)
-    with pytest.raises(CheckpointError, match="global_step1, run: echo"):
+    with refused(CheckpointError, "global_step1"):
         again.load(tmp_path)
     again.storage = Storage(("A", "B"), 0, is_local=True)
     with (

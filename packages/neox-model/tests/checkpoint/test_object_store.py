@@ -117,7 +117,7 @@ def test_a_replaced_checkpoint_is_the_old_one_or_incomplete_or_the_new_one(tmp_p
         if death in (0, 3):
             assert loaded(URL, tmp_path / "cache").weights == (new if death else old).weights
             continue
-        with pytest.raises(CheckpointError, match=r"names 'global_step1', which is not a complete"):
+        with refused(CheckpointError, "global_step1", "complete"):
             loaded(URL, tmp_path / "cache")
     assert old.weights != new.weights
 
@@ -254,7 +254,7 @@ def test_damage_in_the_store_is_found_in_what_is_downloaded(tmp_path, memory, mo
     first, _ = ShardFile(folder / file, len(content)).span(f"layers.{tensor}")
     content[first] ^= 1
     memory.pipe_file(path, bytes(content))
-    with pytest.raises(CheckpointError, match=rf"downloaded 2 times: .* of layers.{tensor} does not"):
+    with refused(CheckpointError, "downloaded 2", f"layers.{tensor}"):
         loaded(URL, tmp_path / "cache")
     if tensor == "0":
         with refused(CheckpointError, "2 times", "layers.0"):
@@ -279,7 +279,7 @@ def test_a_truncated_object_is_refused_by_its_size(tmp_path, memory, left):
 def test_a_local_file_that_fails_is_neither_repeated_nor_an_error_of_the_store(tmp_path, caplog):
     store = ObjectStore(URL, chunk_bytes=CHUNK, patience=0.1)
     store.write("name", io.BytesIO(b"content"))
-    with pytest.raises(OSError, match="Invalid argument"):
+    with refused(OSError, "Invalid argument"):
         store.download("name", Path("/dev/full"))
     with pytest.raises(IsADirectoryError):
         store.download("name", tmp_path)
@@ -456,7 +456,7 @@ def test_a_failed_upload_is_an_error_in_the_log_and_of_the_last_one_an_exception
     uploads = Uploads(tmp_path / "save", url, chunk_bytes=CHUNK, patience=0.0)
     _, folder = saved(tmp_path / "save")
     uploads.submit(folder)
-    with refused(CheckpointError, "global_step1"):
+    with refused(CheckpointError, "global_step1", "complete"):
         uploads.finish()
     (message,) = (record.getMessage() for record in caplog.records if record.levelname == "ERROR")
     assert message.startswith(f"{folder} was not uploaded to {url}: ")
@@ -475,7 +475,7 @@ def test_an_upload_ends_with_the_process_that_started_it(tmp_path):
     process = uploads._running
     assert process is not None
     assert process.stdin is not None
-    process.stdin.close()  # As the kernel does when the training is killed.
+    process.stdin.close()  # As the kernel does when the run is killed.
     assert process.wait(timeout=60) == 1
     uploads.close()
     assert folders.marks_of_uploads(tmp_path / "save") == []

@@ -553,7 +553,7 @@ def test_other_samples_of_an_evaluation_are_logged(tmp_path, trained, caplog):
         assert caplog.messages == []
         load_weights(tmp_path, config=run.config, evaluates=True, **loads)
     (message,) = caplog.messages
-    assert message.startswith("other samples are evaluated than in the training, because settings")
+    assert message.startswith("other samples are evaluated than in training, because settings")
     assert message.splitlines()[1:] == ["  parameter   checkpoint  this run", "  eval-iters  10          20"]
 
 

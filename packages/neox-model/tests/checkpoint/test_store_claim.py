@@ -1,4 +1,4 @@
-"""Only one training uploads to a store, and it is found out at its start whether uploads are possible."""
+"""Only one run uploads to a store, and it is found out at its start whether uploads are possible."""
 
 import io
 from pathlib import Path
@@ -36,7 +36,7 @@ def saved(folder: Path, updates: int = 1) -> Path:
 
 
 def uploaded(folder: Path, updates: int = 1) -> Path:
-    """Save and upload a checkpoint of a training that has claimed the store."""
+    """Save and upload a checkpoint of a run that has claimed the store."""
     checkpoint = saved(folder, updates)
     upload(checkpoint, store(), owner=claim(folder))
     return checkpoint

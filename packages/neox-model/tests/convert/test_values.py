@@ -21,6 +21,7 @@ from neox_model.convert.families import FAMILIES as TABLES
 from neox_model.convert.verify import verify
 from neox_model.convert.yaml_file import write_settings
 from support.hf_models import ENTRIES, FAMILIES, random_settings, write_model
+from support.refusals import refused
 
 REPOSITORY = Path(__file__).parents[4]
 
@@ -50,7 +51,7 @@ def test_a_bias_of_keys_without_effect_is_compared(pair):
     """Scores of a query all grow by the same number, which its softmax removes."""
     ours, theirs = pair("gpt2", {"n_embd": 8, "n_head": 2, "n_layer": 1, "n_positions": 8})
     add(theirs, "transformer.h.0.attn.c_attn.bias", torch.arange(8, 16))
-    with pytest.raises(ProofError, match=r"8 values of transformer\.h\.0\.attn\.c_attn\.bias in .* are not "):
+    with refused(ProofError, "8", "transformer.h.0.attn.c_attn.bias"):
         verify(ours, theirs)
 
 
@@ -58,7 +59,7 @@ def test_a_bias_of_keys_without_effect_is_compared(pair):
 def test_every_learned_position_is_compared(pair, place):
     ours, theirs = pair("gpt2", {"n_embd": 4, "n_head": 1, "n_layer": 1, "n_positions": 2_100})
     add(theirs, "transformer.wpe.weight", (place, 0))
-    with pytest.raises(ProofError, match=r"1 value of transformer\.wpe\.weight in .* is not that of embed"):
+    with refused(ProofError, "1", "transformer.wpe.weight"):
         verify(ours, theirs)
 
 

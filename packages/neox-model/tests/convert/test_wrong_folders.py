@@ -19,6 +19,7 @@ from neox_model.convert.requests import check_model
 from neox_model.convert.verify import verify
 from neox_model.convert.weights import WeightFiles
 from support.hf_models import ENTRIES, write_model, write_tokenizer
+from support.refusals import refused
 
 SIZES = {
     "num_hidden_layers": 1,
@@ -36,7 +37,7 @@ YARN = {"rope_type": "yarn", "factor": 2.0}
 def test_a_pointer_of_git_lfs_is_no_damage(tmp_path, name):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
-    with pytest.raises(ConversionError, match=f"{name} is a pointer of Git LFS, .*; run git lfs pull in "):
+    with refused(ConversionError, name, "LFS"):
         check_model(tmp_path)
 
 
@@ -59,7 +60,7 @@ def test_a_pointer_of_git_lfs_is_no_damage(tmp_path, name):
 )
 def test_a_value_of_another_type_is_named(wrong):
     config = {**LLAMA, **wrong}
-    with pytest.raises(ConversionError, match=r"config\.json has "):
+    with refused(ConversionError, "config.json"):
         family_of_config(config).read(config)
 
 
@@ -80,7 +81,7 @@ def test_code_next_to_a_tokenizer_does_not_run_whatever_is_typed(tmp_path, monke
         "class Other(PreTrainedTokenizerFast):\n    pass\n"
     )
     monkeypatch.setattr("builtins.input", lambda *_: "y")
-    with pytest.raises(ProofError, match="cannot load the tokenizer"):
+    with refused(ProofError, "load the tokenizer"):
         load_tokenizer(tmp_path)
     assert not (tmp_path / "ran").exists()
 
@@ -146,7 +147,7 @@ def test_older_names_and_a_copy_of_the_tied_embedding_are_the_same_model(tmp_pat
         "lm_head.weight is only in A",
     ]
     save_file({**tensors, "transformer.wte.weight": embedding.clone()}, path)
-    with pytest.raises(ConversionError, match=r"contains .*wte\.weight a second time under another name"):
+    with refused(ConversionError, "wte.weight"):
         verify(tmp_path / "old", tmp_path / "new")
 
 
@@ -178,7 +179,7 @@ def test_a_part_with_more_bits_is_not_rounded_before_it_is_compared(tmp_path):
     )
     wider[0, 0] = torch.nextafter(wider[0, 0], torch.tensor(1.0))
     save_file(tensors | {name: wider}, path, metadata={"format": "pt"})
-    with pytest.raises(ProofError, match=r"1 value of .*k_proj\.weight.* is not that of .*qkv"):
+    with refused(ProofError, "1", "k_proj.weight"):
         verify(tmp_path / "ours", tmp_path / "theirs")
 
 
@@ -189,6 +190,6 @@ def test_a_configuration_with_which_transformers_cannot_compute_is_one_message(t
     kinds = ["sliding_attention", "full_attention"]
     config |= {"use_sliding_window": False, "sliding_window": 8, "layer_types": kinds}
     (tmp_path / "theirs" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ProofError, match="transformers cannot compute a Qwen2Model with its config"):
+    with refused(ProofError, "Qwen2Model"):
         importing.from_hf(tmp_path / "theirs", tmp_path / "ours")
     assert [path.name for path in tmp_path.iterdir()] == ["theirs"]

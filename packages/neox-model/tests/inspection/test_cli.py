@@ -1,4 +1,4 @@
-"""The command `neox-checkpoint`, on checkpoints of small trainings and on damaged ones."""
+"""The command `neox-checkpoint`, on checkpoints of small runs and on damaged ones."""
 
 import json
 import math

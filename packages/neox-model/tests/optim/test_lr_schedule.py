@@ -3,10 +3,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from neox_config.facts.deepspeed_schedules import OneCycle
 from neox_config.facts.learning_rate import WarmupThenDecay
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.optim.muon import Muon
+from support import checkpoint_runs
 from support.refusals import refused
 
 
@@ -65,19 +65,12 @@ def test_rates_on_the_device_are_made_ahead_in_blocks():
     assert schedule.get_lr() == [schedule.curve.rate(2500)]
 
 
-CYCLE = OneCycle(
+CYCLE = replace(
+    checkpoint_runs.CYCLE,
     cycle_min_lr=0.1,
     cycle_max_lr=0.4,
-    decay_lr_rate=0.0,
     cycle_first_step_size=3,
     cycle_second_step_size=3,
-    cycle_first_stair_count=0,
-    cycle_second_stair_count=0,
-    decay_step_size=0,
-    cycle_momentum=True,
-    cycle_min_mom=0.8,
-    cycle_max_mom=0.95,
-    decay_mom_rate=0.0,
 )
 
 

@@ -13,6 +13,7 @@ from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.train.data.position import START, Position
 from neox_model.train.open_run import train_in
 from neox_model.train.writers import check_services
+from support.refusals import refused
 from support.settings import resolved_from
 from support.writers import writers_of
 
@@ -63,13 +64,13 @@ def test_no_monitor_is_enabled_by_default(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("block", "package"), [("wandb", "wandb"), ("comet", "comet_ml")])
 def test_a_monitor_whose_package_is_missing_is_refused(monkeypatch, block, package):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingPackageError, match=f"requires the package {package}"):
+    with refused(MissingPackageError, package):
         write_one({block: {"enabled": True}})
 
 
 def test_folder_that_cannot_be_created_is_reported_before_training(tmp_path):
     (tmp_path / "taken").write_text("")
-    with pytest.raises(NeoXError, match="cannot write metrics"):
+    with refused(NeoXError, "cannot write metrics"):
         write_one({"csv_monitor": monitor(tmp_path / "taken")})
 
 
@@ -156,7 +157,7 @@ def test_resumed_training_continues_its_run_of_a_service(tmp_path, monkeypatch, 
     # Comet keeps the last value of a step; wandb refuses steps that it already has.
     expected = [1, 2, 3, 4, 5] if setting != "comet" else [1, 2, 3, 3, 4, 5]
     assert services.runs == {name: [step * sizes for step in expected]}
-    # A training that branches off from the checkpoints of another, and one from the start, are new runs.
+    # A run that branches off from the checkpoints of another, and one from the start, are new runs.
     branch = settings | {"save": str(tmp_path / "branch")}
     write_losses(branch, range(3, 5), position=Position(iteration=2, samples=8))
     write_losses(settings, range(1, 2))
@@ -195,8 +196,8 @@ def test_damaged_record_of_the_runs_starts_new_ones(tmp_path, monkeypatch, caplo
 @pytest.mark.parametrize(
     ("settings", "package", "function", "message"),
     [
-        ({"use_wandb": True}, "wandb", "init", "Weights & Biases cannot start a run: no key; set use-wandb"),
-        ({"comet": {"enabled": True}}, "comet_ml", "start", "Comet cannot start an experiment: no key; set"),
+        ({"use_wandb": True}, "wandb", "init", ("no key", "use-wandb")),
+        ({"comet": {"enabled": True}}, "comet_ml", "start", ("Comet", "no key")),
     ],
 )
 def test_a_service_that_refuses_the_run_is_reported(monkeypatch, settings, package, function, message):
@@ -205,7 +206,7 @@ def test_a_service_that_refuses_the_run_is_reported(monkeypatch, settings, packa
 
     FakeServices(monkeypatch)
     monkeypatch.setattr(sys.modules[package], function, refuse)
-    with pytest.raises(ModelError, match=message):
+    with refused(ModelError, *message):
         write_losses(settings, [1])
 
 
@@ -218,7 +219,7 @@ def test_a_run_that_cannot_be_continued_names_the_record_of_the_runs(tmp_path, m
     settings = {"use_wandb": True, "save": save, "load": save, "save_interval": 1}
     write_losses(settings, [1])
     monkeypatch.setattr(sys.modules["wandb"], "init", refuse)
-    with pytest.raises(ModelError, match=r"the run was deleted; .*or delete monitor-runs.json in the folder"):
+    with refused(ModelError, "run was deleted", "monitor-runs.json"):
         write_losses(settings, [2], position=Position(iteration=1, samples=4))
 
 
@@ -240,23 +241,23 @@ def packages_with_keys(monkeypatch, keys, *, mode="online"):
 @pytest.mark.parametrize(
     ("settings", "key", "message"),
     [
-        ({"use_wandb": True, "wandb_host": "https://w"}, "https://w", "has no API key .* `wandb login`"),
-        ({"wandb": {"enabled": True}}, "https://own", "has no API key .* `wandb login`"),
-        ({"comet": {"enabled": True}}, "comet.api_key", "Comet has no API key .* COMET_API_KEY"),
+        ({"use_wandb": True, "wandb_host": "https://w"}, "https://w", ("API key", "wandb login")),
+        ({"wandb": {"enabled": True}}, "https://own", ("API key", "wandb login")),
+        ({"comet": {"enabled": True}}, "comet.api_key", ("Comet", "API key", "COMET_API_KEY")),
     ],
 )
 def test_a_service_without_a_key_is_refused_before_the_model_is_built(monkeypatch, settings, key, message):
     packages_with_keys(monkeypatch, {})
-    with pytest.raises(ModelError, match=message):
+    with refused(ModelError, *message):
         check_services_of(settings)
     packages_with_keys(monkeypatch, {key: "secret"})
     check_services_of(settings)
     assert sys.modules["wandb"].setup().settings.base_url == "https://own"
     monkeypatch.setattr(
-        "neox_model.train.open_run.prepare_engine", lambda resolved: pytest.fail("the training started")
+        "neox_model.train.open_run.prepare_engine", lambda resolved: pytest.fail("the run started")
     )
     packages_with_keys(monkeypatch, {})
-    with pytest.raises(ModelError, match=message):
+    with refused(ModelError, *message):
         train_in(SINGLE_PROCESS, resolved_from(settings))
 
 
@@ -266,7 +267,7 @@ def test_a_key_that_is_not_valid_is_refused_before_the_model_is_built(monkeypatc
 
     packages_with_keys(monkeypatch, {})
     monkeypatch.setattr(sys.modules["wandb"], "login", login)
-    with pytest.raises(ModelError, match="cannot be used: API key is too short; correct its API key or"):
+    with refused(ModelError, "API key is too", "API key"):
         check_services_of({"use_wandb": True})
 
 

@@ -77,7 +77,7 @@ def load_or_build_clusters(
     Args:
         indices: the measures, by name.
         dataset: the dataset whose samples were analyzed.
-        iterations: iterations of the whole training.
+        iterations: iterations of the whole run.
         folder: folder of the file, created if missing.
 
     Raises:
@@ -141,7 +141,7 @@ class CurriculumDataset(Mixture):
     ) -> None:
         if num_samples > num_epochs * len(clusters.samples):
             raise DataError(
-                f"the training requires {pluralize(num_samples, 'sample')}, but the curriculum has "
+                f"the run requires {pluralize(num_samples, 'sample')}, but the curriculum has "
                 f"{len(clusters.samples):,}, too few for {pluralize(num_epochs, 'pass', 'passes')}; increase "
                 "data_sampling.num_epochs or use more data"
             )

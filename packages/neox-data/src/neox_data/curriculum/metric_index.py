@@ -48,7 +48,7 @@ def admissions(index: MetricIndex, *, num_samples: int, iterations: int) -> np.n
     Args:
         index: the measure.
         num_samples: samples of the dataset; those that the analysis does not list are never easy enough.
-        iterations: iterations of the whole training.
+        iterations: iterations of the whole run.
 
     Raises:
         DataError: the files do not match, or list samples that the dataset does not have.

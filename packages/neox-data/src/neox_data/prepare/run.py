@@ -54,7 +54,7 @@ def prepare(
     log_interval: int | None,
     say: Say,
 ) -> dict[str, Any]:
-    """Write a corpus, a tokenizer and a dataset to a folder, and return what a training must know of them.
+    """Write a corpus, a tokenizer and a dataset to a folder, and return what a run must know of them.
 
     Args:
         names: files and folders with texts.

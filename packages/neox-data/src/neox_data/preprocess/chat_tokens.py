@@ -47,7 +47,7 @@ def ends_of_answers(template: ChatTemplate, end: EndOfAnswer | None) -> tuple[st
 def encode_conversation(text: str, tokenizer: Tokenizer) -> list[int]:
     """Return the ids of a rendered conversation, without those that the tokenizer adds to every text.
 
-    The template writes them itself, as in the data of a training (`loss_mask.py`).
+    The template writes them itself, as in the data of a run (`loss_mask.py`).
 
     Raises:
         TokenizerError: the tokenizer cannot encode the text.

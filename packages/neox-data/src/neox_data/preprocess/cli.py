@@ -23,7 +23,7 @@ from neox_data.tokenizers import GPT_NEOX_NAMES, TOKENIZERS, Tokenizer, build_to
 __all__ = ["main"]
 
 _NO_END_NOTE = (
-    "note: without --append-eod nothing separates the documents; most trainings, and those that reset "
+    "note: without --append-eod nothing separates the documents; most runs, and those that reset "
     "positions or attention masks at document ends, require it"
 )
 # Options that only some kinds of loss mask use; None: without a loss mask. It never uses gigatoken, so that

@@ -48,7 +48,7 @@ class Model:
 
     @cached_property
     def resolved(self) -> Resolved:
-        """Its parameters, with a training on one device."""
+        """Its parameters, with a run on one device."""
         texts = (Text(self.text, self.name), Text(_TRAINING, "training"))
         return resolve(load_config([], texts=texts), devices=1)
 

@@ -116,7 +116,7 @@ def _advice(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[Problem
     if decays and last is not None and decay is not None and decay > last:
         yield Problem(
             "train_iters",
-            "ends the training before its learning rate has reached min-lr: the schedule has "
+            "ends the run before its learning rate has reached min-lr: the schedule has "
             f"{pluralize(decay, 'iteration')} (lr-decay-iters)",
             f"set lr-decay-iters: {last}, too",
         )

@@ -103,7 +103,7 @@ def _own_curve(config: NeoXConfig, decay_iterations: int) -> Curve:
 def _one_bit_curve(config: NeoXConfig, decay_iterations: int) -> Curve:
     """Return the curve of OneBitAdam, as GPT-NeoX documents it: WarmupDecayLR from lr, min-lr and warmup.
 
-    The warmup is a fraction of all iterations of the training.
+    The warmup is a fraction of all iterations of the run.
     """
     iterations = config.training.iterations
     warmup = warmup_fraction(config, decay_iterations=iterations)

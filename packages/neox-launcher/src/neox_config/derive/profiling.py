@@ -11,11 +11,11 @@ def profiled_iterations(section: LoggingSection, last: int | None) -> range:
     """Return the iterations from `profile_step_start` to `profile_step_stop`; the first iteration is 1.
 
     With memory_profiling alone, only the stop is meant, and a later start is lowered: to the stop, or to the
-    last iteration of the training.
+    last iteration of the run.
 
     Args:
         section: the settings.
-        last: last iteration of the training; None: not known.
+        last: last iteration of the run; None: not known.
     """
     stop = max(1, section.profile_step_stop)
     start = max(1, section.profile_step_start)

@@ -56,7 +56,7 @@ def render_step(result: Estimate, collectives: Sequence[Collective]) -> str:
 
 
 def render_training_time(result: Estimate, *, iterations: int, tflops: float) -> str:
-    """Format the time and device-hours of a whole training at a given speed as text."""
+    """Format the time and device-hours of a whole run at a given speed as text."""
     seconds = result.seconds_per_iteration(tflops)
     hours = seconds * iterations / 3600
     tokens = result.tokens_per_iteration
@@ -204,7 +204,7 @@ def _communication_rows(result: Estimate) -> list[Row]:
 
 
 def fits(result: Estimate, device_memory: int) -> bool:
-    """Return whether a training fits into the memory of its devices, in bytes, without what is reserved."""
+    """Return whether a run fits into the memory of its devices, in bytes, without what is reserved."""
     return result.memory[result.fullest_stage].total <= USABLE_MEMORY * device_memory
 
 

@@ -61,7 +61,7 @@ the host.)
 
 _ON_RESUMING: dict[str | None, str] = {
     "model": "a change is refused unless finetune is true, because the model would differ",
-    "training": "a change is listed in the log, because the training would differ",
+    "training": "a change is listed in the log, because training would differ",
     "free": "can be changed",
 }
 

@@ -162,7 +162,7 @@ class Setup:
     def compiles_on(self, device: str) -> bool:
         """Return True if layers are compiled on a type of device.
 
-        On GPUs, `auto` compiles the layers of all but short trainings, unless each needs a separate graph.
+        On GPUs, `auto` compiles the layers of all but short runs, unless each needs a separate graph.
         """
         compilation = self.run.compilation
         if self.run.layout.zero == UNCOMPILED_STAGE or compilation.why_never is not None:

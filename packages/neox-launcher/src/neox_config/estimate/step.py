@@ -63,7 +63,7 @@ class Collective:
 
 
 def refuse_unknown(resolved: Resolved) -> None:
-    """Raise an error if the collectives of a training are not known.
+    """Raise an error if the collectives of a run are not known.
 
     Raises:
         ConfigError: it is a pipeline, trains adapters, or has compressed matrices, towers or layers that drop

@@ -58,7 +58,7 @@ def _note(name: str, gives: str, numbers: int, remedy: str, *, ranks: int = 1) -
 
 
 def _has_weights(config: NeoXConfig) -> bool:
-    """Return True if the training starts from weights, whose widths are given."""
+    """Return True if the run starts from weights, whose widths are given."""
     section, reduction = config.checkpoint, config.compression.compression_training.layer_reduction
     starts = section.finetune or config.adapters.lora_rank > 0 or reduction.enabled
     if starts or config.objective.bert_load is not None:

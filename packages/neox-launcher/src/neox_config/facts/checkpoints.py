@@ -17,7 +17,7 @@ __all__ = [
 ]
 
 LATEST = "latest"
-"""File with the name of the checkpoint that a training resumes from."""
+"""File with the name of the checkpoint that a run resumes from."""
 
 MANIFEST = "manifest.json"
 """File in the folder of a checkpoint; a folder without it is not a complete checkpoint."""
@@ -43,7 +43,7 @@ def iteration_of(name: str) -> int | None:
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Return whether a folder is one complete checkpoint, under the name that a training gave it."""
+    """Return whether a folder is one complete checkpoint, under the name that a run gave it."""
     is_named = iteration_of(os.path.basename(os.path.abspath(folder))) is not None
     return is_named and (folder / MANIFEST).is_file()
 

@@ -139,7 +139,7 @@ class WarmupCosineLR(Curve):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LRRangeTest(Curve):
-    """A growing learning rate, to find the largest one with which a training does not diverge.
+    """A growing learning rate, to find the largest one with which a run does not diverge.
 
     Args:
         lr_range_test_min_lr: learning rate of the first update.

@@ -1,6 +1,6 @@
 """The learning rate by the number of applied updates: a warmup, then one of the decay styles.
 
-`neox-config schedule` and the training both compute it with a `Curve`; `facts.curves` lists all of them.
+`neox-config schedule` and the run both compute it with a `Curve`; `facts.curves` lists all of them.
 """
 
 import math

@@ -3,7 +3,7 @@
 __all__ = ["FAILURES", "OUTPUT", "RECORD", "output_name"]
 
 RECORD = "metrics.jsonl"
-"""Metrics and events of a training. One that starts from the beginning renames an earlier record to
+"""Metrics and events of a run. One that starts from the beginning renames an earlier record to
 `metrics.1.jsonl`, or the next free number."""
 FAILURES = "failures.jsonl"
 """Failures of workers and hosts, which agents and the launcher append."""

@@ -1,4 +1,4 @@
-"""Loss spikes: the limit above which a loss is one, and the exit codes of trainings that end with one."""
+"""Loss spikes: the limit above which a loss is one, and the exit codes of runs that end with one."""
 
 __all__ = ["DEVIATIONS_PER_MAD", "LEAST_DEVIATION", "LEFT_OUT", "REPEATED_SPIKES", "ROLLBACK"]
 
@@ -9,10 +9,10 @@ LEAST_DEVIATION = 1e-3
 """Lower bound of the deviation, as a share of the median: losses that hardly vary have a deviation near 0."""
 
 ROLLBACK = 4
-"""Exit code of a training that ends in order to be resumed without the batches of a spike."""
+"""Exit code of a run that ends in order to be resumed without the batches of a spike."""
 
 REPEATED_SPIKES = 5
-"""Exit code of a training that ends because spikes repeat; a restart would only repeat them."""
+"""Exit code of a run that ends because spikes repeat; a restart would only repeat them."""
 
 LEFT_OUT = "left-out.json"
 """File in the folder of checkpoints that lists the samples that a rollback leaves out."""

@@ -38,7 +38,7 @@ def the_noise_scale_reads_averaged_gradients(c: NeoXConfig) -> Iterator[Problem]
 
 
 def profiled_iterations_are_in_order(c: NeoXConfig) -> Iterator[Problem]:
-    """Refuse a range of traced iterations that is empty, or begins after the end of the training.
+    """Refuse a range of traced iterations that is empty, or begins after the end of the run.
 
     With memory_profiling alone there is no such range: a start that is too late is lowered.
     """

@@ -172,7 +172,7 @@ def the_optimizer_has_a_momentum_to_cycle(c: NeoXConfig) -> Iterator[Problem]:
 
 
 def the_momentum_stays_below_one(c: NeoXConfig) -> Iterator[Problem]:
-    """Require that the momentum, which grows after the cycle, stays below 1 until the end of the training."""
+    """Require that the momentum, which grows after the cycle, stays below 1 until the end of the run."""
     if not _knows_iterations(c):
         return
     scheduler, last = c.optimizer.scheduler, c.training.iterations - 1

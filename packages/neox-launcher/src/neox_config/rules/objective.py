@@ -1,4 +1,4 @@
-"""Rules about the objective of the training."""
+"""Rules about the training objective."""
 
 from collections.abc import Iterator
 

@@ -12,7 +12,7 @@ def the_length_of_training_is_given_once(c: NeoXConfig) -> Iterator[Problem]:
     """Require train_iters or train_epochs, and refuse both."""
     iterations, epochs = c.training.train_iters, c.training.train_epochs
     if iterations is None and epochs is None:
-        remedy = "add train_iters: 1000 (iterations of the training)"
+        remedy = "add train_iters: 1000 (iterations of the run)"
         yield Problem("train_iters", "is missing, and so is train_epochs", remedy, value="")
     elif iterations is not None and epochs is not None:
         place = f" ({c.sources['train_iters']})" if "train_iters" in c.sources else ""
@@ -115,8 +115,8 @@ def exports_need_checkpoints(c: NeoXConfig) -> Iterator[Problem]:
         what = "reads a whole checkpoint, which no host has with checkpoint.use_node_local_storage"
         yield Problem("hf_export", what, "save to a folder that all hosts share")
     if c.adapters.lora_rank:
-        what = "exports whole models, but checkpoints of this training contain adapters alone"
-        remedy = "remove it; after the training, run neox-convert to-peft, or merge them and run to-hf"
+        what = "exports whole models, but checkpoints of this run contain adapters alone"
+        remedy = "remove it; after the run, run neox-convert to-peft, or merge them and run to-hf"
         yield Problem("hf_export", what, remedy)
 
 

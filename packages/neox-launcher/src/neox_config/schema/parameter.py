@@ -40,7 +40,7 @@ __all__ = [
     "why_not_used",
 ]
 
-# Effect of a change when training resumes: another model (refused), another training (reported), or nothing.
+# Effect of a change when training resumes: another model (refused), other results (reported), or nothing.
 Resume = Literal["model", "training", "free"]
 
 # Default of a field that the loader computes from other values if it is not given.

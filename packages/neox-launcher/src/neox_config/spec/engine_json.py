@@ -27,7 +27,7 @@ _UNKNOWN_ZERO_KEYS = {"grad_hooks", "elastic_checkpoint"}
 def deepspeed_settings(
     config: NeoXConfig, *, precision: Precision, batch: Batch, gradients: Gradients
 ) -> str:
-    """Return DeepSpeed's configuration for a training as JSON."""
+    """Return DeepSpeed's configuration for a run as JSON."""
     engine, is_sharded = config.engine, config.zero.zero_optimization.stage >= 1
     settings: dict[str, Any] = {
         "train_batch_size": batch.whole,

@@ -43,7 +43,7 @@ OR_FINETUNE = (
     "set the checkpoint's values, or set load, save and log-dir to other folders to train this model from "
     "new weights, or, if all weights have the same shapes, set finetune: true to load only these"
 )
-"""What to do about a different model in a training."""
+"""What to do about a different model in a run."""
 
 # Values of a model that follow from its tokenizer.
 _OF_TOKENIZER = {"vocab_file", "tokenizer_type", "make_vocab_size_divisible_by"}
@@ -69,7 +69,7 @@ def refusals_of(
     Args:
         contents: those of the manifest: config, layout and schedule. Damaged ones are not compared.
         resolved: configuration of the run.
-        trains: the run continues the training, and does not only use the model.
+        trains: the run continues the one of the checkpoint, and does not only use the model.
         iteration: iteration of the checkpoint; None if it is not known.
     """
     config = resolved.config
@@ -104,7 +104,7 @@ def other_model(changes: Changes, *, remedy: str) -> Refusal | None:
     if "vocab_file" in labels and labels <= _OF_TOKENIZER:
         return Refusal(
             f"the model was trained with another tokenizer: {_listed(changes.model)}",
-            "set vocab-file to the tokenizer of that training, or set load to another folder",
+            "set vocab-file to the tokenizer of that run, or set load to another folder",
             "other-tokenizer",
         )
     what = f"the checkpoint contains a different model: {_listed(changes.model)}"
@@ -157,12 +157,12 @@ def other_schedule(schedule: Mapping[str, Any], curve: Curve) -> Refusal | None:
 
 
 def _nothing_left(iteration: int, last: int) -> Refusal:
-    """Return the refusal of a longer training's checkpoint, after which this one has nothing to train."""
+    """Return the refusal of a longer run's checkpoint, after which this one has nothing to train."""
     return Refusal(
         f"the checkpoint is at iteration {iteration:,} and train-iters is {last:,}, so that nothing is left "
         "to train",
         f"set train-iters above {iteration:,} and override-lr-scheduler: true in the file to continue, or "
-        "set load, save and log-dir to other folders for a new training",
+        "set load, save and log-dir to other folders for a new run",
     )
 
 

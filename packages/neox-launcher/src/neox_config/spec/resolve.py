@@ -150,7 +150,7 @@ def resolve(config: NeoXConfig, *, devices: int, hosts: int = 1) -> Resolved:
 
 
 def engine_json(resolved: Resolved) -> dict[str, Any]:
-    """Return DeepSpeed's configuration for a training as plain JSON values."""
+    """Return DeepSpeed's configuration for a run as plain JSON values."""
     found: dict[str, Any] = json.loads(resolved.run.engine.settings)
     return found
 

@@ -1,6 +1,6 @@
 """Compare the configuration of a checkpoint with that of the run that resumes from it.
 
-Every parameter declares if a change affects the model, the training, or neither. The values in effect are
+Every parameter declares if a change affects the model, training, or neither. The values in effect are
 compared: null is replaced by its meaning, parameters that act together are compared by their result, and
 values that have no effect under the other settings are skipped.
 """
@@ -124,7 +124,7 @@ class Changes:
 
     Args:
         model: changes of the model.
-        training: changes of the training.
+        training: changes of training.
         unknown: reason why the values could not be compared; None if they were.
     """
 
@@ -140,7 +140,7 @@ def flat_values(config: NeoXConfig) -> dict[str, Any]:
 
 
 def in_effect(resolved: Resolved, *, tokenizer: Mapping[str, Any] | None = None) -> dict[str, dict[str, Any]]:
-    """Return the values that determine the model and the training: class -> label -> plain value.
+    """Return the values that determine the model and training: class -> label -> plain value.
 
     Args:
         resolved: the configuration.
@@ -446,7 +446,7 @@ def _of_model(resolved: Resolved) -> dict[str, Any]:
 
 
 def _of_training(resolved: Resolved) -> dict[str, Any]:
-    """Return the values of the training that are not as given."""
+    """Return the values of training that are not as given."""
     config, precision, update = resolved.config, resolved.run.precision, resolved.update
     optimizer, has_own_curve = config.optimizer.optimizer, config.optimizer.scheduler.type is None
     decoupled = {"adamw": True, "cpu_torch_adam": False}

@@ -1,4 +1,4 @@
-"""The values of each iteration of a training: learning rate, momentum, batch size, lengths, difficulties."""
+"""The values of each iteration of a run: learning rate, momentum, batch size, lengths, difficulties."""
 
 from collections.abc import Callable, Mapping
 
@@ -42,7 +42,7 @@ def learning_rate(resolved: Resolved, update: int) -> float:
 
 
 def spread_iterations(resolved: Resolved, points: int) -> list[int]:
-    """Return evenly spaced iterations of the training, and those at which the learning rate turns."""
+    """Return evenly spaced iterations of the run, and those at which the learning rate turns."""
     last = resolved.config.training.iterations - 1
     curve = _curve(resolved)
     spread = {round(last * place / max(1, points - 1)) for place in range(points)}

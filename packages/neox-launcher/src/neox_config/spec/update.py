@@ -45,7 +45,7 @@ class UpdateSpec:
     """How weights are updated.
 
     Args:
-        iterations: updates of the training; None: not known before the data is read (train_epochs).
+        iterations: updates of the run; None: not known before the data is read (train_epochs).
         decay_iterations: iterations over which the learning rate decays, with the warmup; None: likewise.
         curve: learning rate and momentum by update; None: likewise.
         optimizer: the optimizer and its arguments.

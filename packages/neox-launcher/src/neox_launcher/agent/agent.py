@@ -253,7 +253,7 @@ class Agent:
         shows_all = orders.output == "all"
         shares_terminal = place.shares_terminal and not shows_all
         shown = place.ranks if shows_all else (0,)
-        # What other programs show on the terminal are their results, which are no part of the training's log.
+        # What other programs show on the terminal are their results, which are no part of the run's log.
         logged = [rank for rank in place.ranks if orders.is_training or rank not in shown]
         files = Path(orders.working_directory, orders.log_dir, OUTPUT) if orders.log_dir else None
         pipes = OutputPipes(
@@ -358,7 +358,7 @@ class Agent:
         folder = self._orders.record_folder
         if folder is None:
             return
-        # A worker that was still loading has ended as requested. The record is that of the running training.
+        # A worker that was still loading has ended as requested. The record is that of the running run.
         kept = [
             failure
             for failure in failures

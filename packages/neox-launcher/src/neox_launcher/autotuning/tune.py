@@ -1,4 +1,4 @@
-"""`neox-launch` with `autotuning.enabled`: runs trials instead of a training, and prints their results."""
+"""`neox-launch` with `autotuning.enabled`: runs trials instead of a run, and prints their results."""
 
 import json
 from collections.abc import Callable
@@ -31,7 +31,7 @@ __all__ = ["candidates_in_order", "is_tuned", "tune"]
 
 
 def is_tuned(plan: LaunchPlan) -> bool:
-    """Return whether the configuration requests autotuning instead of a training."""
+    """Return whether the configuration requests autotuning instead of a run."""
     return plan.program == "train" and plan.resolved.config.autotuning.autotuning.enabled
 
 
@@ -48,7 +48,7 @@ def tune(
 
     Args:
         request: request of the command line.
-        plan: plan of the training.
+        plan: plan of the run.
         dry_run: text or json only list the experiments; None runs them.
         run: runs one plan.
 

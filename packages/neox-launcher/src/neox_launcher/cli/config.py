@@ -59,7 +59,7 @@ class _ConfigGroup(Group):
 def main() -> None:
     """Check, show and explain configurations, and estimate memory and time.
 
-    No command starts a training; neox-launch does.
+    No command starts a run; neox-launch does.
     """
 
 
@@ -147,7 +147,7 @@ def _problems_of(error: NeoXError, config: NeoXConfig) -> Sequence[Problem]:
 
 
 def _other_files(config: NeoXConfig) -> list[Problem]:
-    """Return the problems of the hostfile and, if given, of the prompts, which a training does not read."""
+    """Return the problems of the hostfile and, if given, of the prompts, which a run does not read."""
     missing = missing_hostfile(config)
     problems = [] if missing is None else [missing]
     if not {"text_gen_type", "sample_input_file"}.isdisjoint(config.sources):

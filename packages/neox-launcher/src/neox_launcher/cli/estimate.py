@@ -1,4 +1,4 @@
-"""The commands `neox-config estimate` (memory and time of a training) and `suggest` (faster layouts)."""
+"""The commands `neox-config estimate` (memory and time of a run) and `suggest` (faster layouts)."""
 
 import math
 import re
@@ -162,7 +162,7 @@ def estimate(
     peak_tflops: float,
     step: bool,
 ) -> None:
-    """Estimate parameters, memory, operations, communication and time of a training without starting it."""
+    """Estimate parameters, memory, operations, communication and time of a run without starting it."""
     config = load_config(files, overrides=overrides, directory=directory)
     resolved = resolve_for(config, devices=devices, hostfile=hostfile)
     notes = note_on_iterations(resolved.config)

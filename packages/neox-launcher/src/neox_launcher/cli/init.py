@@ -116,7 +116,7 @@ def _tokenizer_file(context: click.Context, parameter: click.Parameter, path: Pa
     heading=_MODEL,
     type=_Time(),
     metavar="TIME",
-    help="Longest time of the training by its estimate, such as 90s, 20m or 2h: it chooses train-iters, and "
+    help="Longest time of the run by its estimate, such as 90s, 20m or 2h: it chooses train-iters, and "
     "with --size auto also the size. auto, the default: by the number of tokens and the devices; on a CPU up "
     "to many hours.",
 )
@@ -253,7 +253,7 @@ def _devices(count: int | None, memory: int | None) -> Devices:
     if count is not None and count > present:
         raise LaunchError(
             f"--devices {count:,}, but this machine has {pluralize(present, 'GPU')}; reduce it, or give "
-            "--device-memory for a training on another machine"
+            "--device-memory for a run on another machine"
         )
     return Devices(count=count or present, memory=found, are_gpus=True)
 
@@ -277,7 +277,7 @@ def _ask(
     if size is None and model is None:
         size = click.prompt("Size of the model, in parameters", default=_AUTO, type=_SIZE)
     if duration is None:
-        question = "Longest time of the training, such as 20m or 2h (auto: by the size of the texts)"
+        question = "Longest time of the run, such as 20m or 2h (auto: by the size of the texts)"
         duration = click.prompt(question, default=_AUTO, type=_Time())
     return data, output, size, duration
 
@@ -333,7 +333,7 @@ def _report(
         f"estimated time with evaluations: {describe_duration(training, devices, measure=measure)}",
     ]
     if training.planned_seconds is None:
-        lines.append(f"for a shorter training, delete {path} and add --time, such as --time 20m")
+        lines.append(f"for a shorter run, delete {path} and add --time, such as --time 20m")
     elif training.iterations < FEWEST_ITERATIONS:
         lines.append(
             f"warning: a model learns nothing useful in {pluralize(training.iterations, 'iteration')}; "
@@ -342,4 +342,4 @@ def _report(
     if prepared.training_tokens < training.setup.samples * training.seq_length:
         lines.append("the texts are shorter than one iteration, which therefore reads them more than once")
     command = f"neox-launch --config {shlex.quote(os.path.relpath(path))}"
-    return "\n".join([*lines, f"\nwrote {path}; start the training with\n\n  {command}"])
+    return "\n".join([*lines, f"\nwrote {path}; start the run with\n\n  {command}"])

@@ -303,7 +303,7 @@ def doctor(common: tuple[Request, DryRun], /, **options: Any) -> None:
         "neox-launch verify-resume small.yml --steps 5",
         "neox-launch verify-resume small.yml --resume-set model-parallel-size=2",
     ),
-    exit_codes={0: "everything agrees", 1: "something differs, or a training failed"},
+    exit_codes={0: "everything agrees", 1: "something differs, or a run failed"},
 )
 @option(
     "--steps",
@@ -316,8 +316,8 @@ def doctor(common: tuple[Request, DryRun], /, **options: Any) -> None:
     heading=_VERIFICATION,
     multiple=True,
     metavar="NAME=VALUE",
-    help="Set one parameter of the resumed training only, for example a parallel size. --set applies to all "
-    "trainings. May be given several times.",
+    help="Set one parameter of the resumed run only, for example a parallel size. --set applies to all "
+    "runs. May be given several times.",
 )
 @option(
     "--from",
@@ -331,7 +331,7 @@ def doctor(common: tuple[Request, DryRun], /, **options: Any) -> None:
     "target",
     heading=_VERIFICATION,
     metavar="CHECKPOINT",
-    help="Compare the result with this later checkpoint of the same training.",
+    help="Compare the result with this later checkpoint of the same run.",
 )
 @option(
     "--work-dir",
@@ -347,7 +347,7 @@ def doctor(common: tuple[Request, DryRun], /, **options: Any) -> None:
 @request_options
 @click.pass_obj
 def verify(common: tuple[Request, DryRun], /, **options: Any) -> None:
-    """Verify that a resumed training equals an uninterrupted one.
+    """Verify that a resumed run equals an uninterrupted one.
 
     Trains 2 N iterations without interruption; then trains N, saves, and trains the other N in new processes.
     Compares data, losses, weights, optimizer states, counters, learning rate, loss scale and random states.
@@ -482,7 +482,7 @@ def _print_start(plan: LaunchPlan) -> None:
 
 
 def _train(request: Request, plan: LaunchPlan) -> Outcome:
-    """Run a training, on a terminal with a live line, and print its result and the commands that continue."""
+    """Train, on a terminal with a live line, and print its result and the commands that continue."""
     live = open_display(plan.resolved.config.launch.terminal)
     # With rich, which other programs do not import.
     from neox_launcher.controller.screens import Result, render_end, render_start

@@ -1,4 +1,4 @@
-"""The command `neox-config schedule`: the values that change in the course of a training."""
+"""The command `neox-config schedule`: the values that change in the course of a run."""
 
 from collections.abc import Callable, Sequence
 from math import inf
@@ -58,7 +58,7 @@ def drawn(name: str, value: Callable[[int], float], iterations: Sequence[int]) -
     Args:
         name: of the value.
         value: returns it by iteration, counted from 0.
-        iterations: where it is drawn, in order; the last one of the training is the last.
+        iterations: where it is drawn, in order; the last one of the run is the last.
     """
     last = iterations[-1]
     width = min(_COLUMNS, last + 1)

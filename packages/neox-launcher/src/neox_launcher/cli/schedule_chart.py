@@ -1,4 +1,4 @@
-"""Chart of a training's course as a PNG. Requires matplotlib: pip install "neox-launcher[plot]"."""
+"""Chart of a run's course as a PNG. Requires matplotlib: pip install "neox-launcher[plot]"."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a launch shows of its training besides the output: its result at the end, or a live line as well."""
+"""What a launch shows of its run besides the output: its result at the end, or a live line as well."""
 
 import os
 import sys
@@ -99,7 +99,7 @@ def open_display(mode: str) -> "LiveDisplay | None":
 
 
 def refuse_terminal(mode: str) -> str | None:
-    """Return why a training with this `terminal` is refused here; None if it is not."""
+    """Return why a run with this `terminal` is refused here; None if it is not."""
     reason = _cannot_draw(sys.stderr) if mode == "live" else None
     return None if reason is None else f"terminal is live, but {reason}; set terminal: auto"
 

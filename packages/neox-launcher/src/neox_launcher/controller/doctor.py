@@ -1,6 +1,6 @@
 """`neox-launch doctor`: checks the hosts of a job before training.
 
-Agents are started by the same tools and with the same addresses as for a training, and their workers run
+Agents are started by the same tools and with the same addresses as for a run, and their workers run
 `neox_model.doctor`; this module compares their results. The first finding is whether they could be started
 and joined.
 """

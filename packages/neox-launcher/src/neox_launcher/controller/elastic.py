@@ -27,7 +27,7 @@ def can_shrink(plan: LaunchPlan) -> bool:
 
 
 def without_hosts(plan: LaunchPlan, lost: Collection[str]) -> LaunchPlan:
-    """Return the plan of the same training on the remaining hosts, with as many workers as its batch allows.
+    """Return the plan of the same run on the remaining hosts, with as many workers as its batch allows.
 
     Args:
         plan: plan of a job that can shrink.

@@ -92,7 +92,7 @@ def supervise_plan(
         start_timeout=start_timeout,
         endpoint=plan.endpoint,
         token=member.token if member else None,
-        # The output of a training passes through the launcher, which may draw below it; prompts need the
+        # The output of a run passes through the launcher, which may draw below it; prompts need the
         # terminal itself.
         shares_terminal=plan.is_local and plan.program != "train",
         display=display,

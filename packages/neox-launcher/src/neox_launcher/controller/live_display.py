@@ -1,4 +1,4 @@
-"""The live line of a training and the screens around it, on a terminal."""
+"""The live line of a run and the screens around it, on a terminal."""
 
 import io
 import os

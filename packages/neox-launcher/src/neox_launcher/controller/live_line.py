@@ -1,4 +1,4 @@
-"""The live line of a training as a function of its state, the time and the width; draws nothing itself."""
+"""The live line of a run as a function of its state, the time and the width; draws nothing itself."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -39,7 +39,7 @@ class LiveState:
         since: when the phase began.
         request: a request that the workers have not answered completely, such as `stopping`.
         iteration: last completed iteration; None before the first report.
-        last_iteration: last iteration of the training.
+        last_iteration: last iteration of the run.
         metrics: latest metrics of rank 0; those that are not shown are ignored.
         seconds_per_iteration: measured; None if it is not known yet.
         reported: when rank 0 reported last.

@@ -159,7 +159,7 @@ def _ended_by(outcome: Outcome, reason: str) -> Outcome:
 
 
 def checkpoints_of(plan: LaunchPlan) -> set[tuple[str, float]]:
-    """Return the name and the time of every complete checkpoint in `save` of a training.
+    """Return the name and the time of every complete checkpoint in `save` of a run.
 
     Raises:
         LaunchError: the folder cannot be read.

@@ -1,4 +1,4 @@
-"""The screens before and after a training on a terminal: what will be trained, and what came out of it."""
+"""The screens before and after a run on a terminal: what will be trained, and what came out of it."""
 
 import os
 import shlex
@@ -38,7 +38,7 @@ _LEAST_TIME_LEFT = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The result of a training, as far as the launcher knows it.
+    """The result of a run, as far as the launcher knows it.
 
     Args:
         outcome: how the launch ended.
@@ -72,7 +72,7 @@ def render_start(plan: LaunchPlan, *, width: int) -> Text:
 
 
 def render_end(plan: LaunchPlan, request: Request, result: Result, *, width: int) -> Text:
-    """Return what came out of a training, and the commands that continue from it."""
+    """Return what came out of a run, and the commands that continue from it."""
     last = plan.resolved.config.training.iterations
     is_finished = result.outcome.exit_code == 0 and result.iteration >= last
     has_failed = result.outcome.first_failure is not None
@@ -150,7 +150,7 @@ def _time(result: Estimate, iterations: int) -> str:
 
 
 def _origin(plan: LaunchPlan) -> tuple[str, int]:
-    """Return in words what the training starts from, and its first iteration as far as it is known here."""
+    """Return in words what the run starts from, and its first iteration as far as it is known here."""
     section = plan.resolved.config.checkpoint
     if section.load is None:
         return "new weights", 0
@@ -199,7 +199,7 @@ def _logs(config: NeoXConfig) -> str:
     places = [f"{section.log_dir} (metrics.jsonl)"] if section.log_dir else []
     places += [f"{section.tensorboard_dir} (TensorBoard)"] if section.tensorboard_dir else []
     places += [f"W&B project {section.wandb_project}"] if section.use_wandb else []
-    # A record that is only missed after the training cannot be made any more.
+    # A record that is only missed after the run cannot be made any more.
     places += [] if section.log_dir else [f"nothing for neox-report ({_NO_LOGS})"]
     return ", ".join(places)
 
@@ -227,14 +227,14 @@ def _end_rows(plan: LaunchPlan, result: Result, *, has_saved: bool) -> Iterator[
 
 
 def _has_saved(plan: LaunchPlan, result: Result) -> bool:
-    """Return whether the launch saved a checkpoint from which a training can continue."""
+    """Return whether the launch saved a checkpoint from which a run can continue."""
     save = plan.resolved.config.checkpoint.save
     if save is None or latest_in(folder := Path(plan.working_directory, save)) is None:
         return False
     try:
         return bool(written_checkpoints(folder) - result.saved_before)
     except OSError:
-        return False  # The file server may have ended the training.
+        return False  # The file server may have ended the run.
 
 
 def _next_rows(
@@ -271,7 +271,7 @@ def _next_rows(
 def _within_plan(plan: LaunchPlan, result: Result) -> int | None:
     """Return the iterations that fit into the planned time; None if hardly any of it is left.
 
-    Only for a training from new weights: how long earlier launches took is not known.
+    Only for a run from new weights: how long earlier launches took is not known.
     """
     planned = plan.resolved.config.training.planned_seconds
     if planned is None or result.saved_before or result.seconds > planned * (1 - _LEAST_TIME_LEFT):
@@ -284,7 +284,7 @@ def _within_plan(plan: LaunchPlan, result: Result) -> int | None:
 
 
 def _resuming(plan: LaunchPlan) -> dict[str, str | int]:
-    """Return the settings with which this training continues from its latest checkpoint in `save`."""
+    """Return the settings with which this run continues from its latest checkpoint in `save`."""
     config = plan.resolved.config
     section = config.checkpoint
     load: dict[str, str | int] = (

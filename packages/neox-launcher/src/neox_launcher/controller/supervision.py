@@ -266,7 +266,7 @@ class _Launch:
             and self._hang.iteration is None
             and any(map(ended_by_stop, self._failures))
         ):
-            print_message("stopped while the training was loading: nothing was saved\n")
+            print_message("stopped while the run was loading: nothing was saved\n")
         return replace(
             self._judged(),
             facts=self._facts,

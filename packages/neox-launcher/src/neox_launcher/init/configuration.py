@@ -1,4 +1,4 @@
-"""The configuration file of a training that `neox-launch init` has chosen."""
+"""The configuration file of a run that `neox-launch init` has chosen."""
 
 import json
 import math
@@ -74,7 +74,7 @@ load: {save}                          # if empty, training starts from new weigh
 save-interval: {save_interval}
 keep-last-n-checkpoints: 2
 eval-interval: {eval_interval}
-eval-iters: {evaluated}               # batches per evaluation, each as large as one of the training
+eval-iters: {evaluated}               # batches per evaluation, each as large as one of training
 log-interval: {log_interval}
 log-dir: {log_dir}                    # metrics.jsonl, for neox-report
 

@@ -1,4 +1,4 @@
-"""Estimate how long a training takes, before it starts."""
+"""Estimate how long a run takes, before it starts."""
 
 import math
 import re
@@ -36,7 +36,7 @@ print(max(speeds))
 _TIMEOUT_SECONDS = 60
 FEWEST_ITERATIONS = 50
 """With fewer, a model has hardly left its random weights: the warmup alone takes some of them."""
-# A training takes this many times as long as its matrix products would alone: models of 1 and 3 million
+# A run takes this many times as long as its matrix products would alone: models of 1 and 3 million
 # parameters on two cores, idle and shared with other programs. The smaller the model, the more other work.
 _LEAST_OTHER_WORK, _MOST_OTHER_WORK = 2.0, 5.0
 # Names of units, with their seconds and the number of them from which the next one is used.
@@ -60,10 +60,10 @@ def cpu_speed(rows: int, width: int) -> float | None:
 
 
 def describe_duration(training: Training, devices: Devices, *, measure: Measure = cpu_speed) -> str:
-    """Return how long a training takes, its evaluations included.
+    """Return how long a run takes, its evaluations included.
 
     Args:
-        training: the training.
+        training: the run.
         devices: what it runs on.
         measure: measures the CPU, for tests.
     """
@@ -87,10 +87,10 @@ def describe_duration(training: Training, devices: Devices, *, measure: Measure 
 
 
 def within(training: Training, seconds: float, *, measure: Measure = cpu_speed) -> Training:
-    """Return the training with the iterations that fit into a time by its estimate, but no more than it has.
+    """Return the run with the iterations that fit into a time by its estimate, but no more than it has.
 
     Args:
-        training: the training.
+        training: the run.
         seconds: the time.
         measure: measures the CPU.
 

@@ -1,4 +1,4 @@
-"""Choose size, batch, length and layout of a training by the tokens of its texts and its devices."""
+"""Choose size, batch, length and layout of a run by the tokens of its texts and its devices."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -22,13 +22,13 @@ __all__ = [
 # arXiv:2203.15556: about 20 tokens per parameter use operations best. arXiv:2305.16264: text that is read up
 # to four times is worth nearly as much as new text.
 _TOKENS_PER_PARAMETER, _MOST_PASSES = 20, 4
-# Upper limit of the operations of a training, per GPU or for all CPU cores, and the fewest tokens per
+# Upper limit of the operations of a run, per GPU or for all CPU cores, and the fewest tokens per
 # parameter with which a model is chosen under it.
 _GPU_OPERATIONS, _CPU_OPERATIONS = 10**18, 2 * 10**14
 _FEWEST_PER_PARAMETER = 1
 _FEWEST_ITERATIONS = 200
 _CPU_LENGTH, _GPU_LENGTH, _SHORTEST_LENGTH = 256, 1024, 16
-# A validation and a training require several samples.
+# A validation and a run require several samples.
 _FEWEST_SAMPLES = 8
 _CPU_BATCH_TOKENS = 2048
 # Tokens per iteration on GPUs, by parameters: the first limit that is not exceeded.
@@ -71,13 +71,13 @@ class Devices:
 
     @property
     def precision(self) -> str:
-        """Precision of a training on them."""
+        """Precision of a run on them."""
         return "bfloat16" if self.are_gpus else "fp32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """A training.
+    """A run.
 
     Args:
         candidate: its model.
@@ -90,7 +90,7 @@ class Training:
         seconds_per_iteration: estimated time of an iteration; None on CPUs, whose speed is not known.
         limit: what limits its length.
         validation_batches: batches in the validation texts, begun ones included; each is as large as one of
-            the training.
+            the run.
         planned_seconds: time that limits the iterations; None: something else does.
     """
 
@@ -147,13 +147,13 @@ def choose_training(
     *,
     shorten: Callable[[Training], Training] | None = None,
 ) -> Training:
-    """Return the training of the largest model that the texts and the devices are sufficient for.
+    """Return the run of the largest model that the texts and the devices are sufficient for.
 
     Args:
         candidates: the models, from small to large; a single one is chosen whatever the texts are.
         prepared: the texts.
         devices: the devices.
-        shorten: returns a training with fewer iterations, if a time requires it; None: there is no time.
+        shorten: returns a run with fewer iterations, if a time requires it; None: there is no time.
 
     Raises:
         LaunchError: the texts are too short, or no model fits into the memory.
@@ -185,7 +185,7 @@ def _is_sufficient(training: Training, prepared: Prepared) -> bool:
 
 
 def _training(candidate: Candidate, prepared: Prepared, devices: Devices) -> Training | None:
-    """Return the training of a model, or None if it does not fit into the memory."""
+    """Return the run of a model, or None if it does not fit into the memory."""
     seq_length = _length(candidate, prepared, devices)
     resolved = _resolved(candidate, seq_length, devices)
     like = setup_of(resolved, vocab_size=prepared.entries)

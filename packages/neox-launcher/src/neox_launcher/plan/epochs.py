@@ -1,4 +1,4 @@
-"""Compute the number of iterations of a training whose length is given in passes over its data."""
+"""Compute the number of iterations of a run whose length is given in passes over its data."""
 
 from functools import partial
 
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 _NAME = "train_epochs"
-# Programs that read no data of the training.
+# Programs that read no data of the run.
 _WITHOUT_DATA = ("generate", "serve", "index-blocks", "find-blocks", "doctor")
 
 

@@ -16,7 +16,7 @@ __all__ = ["refuse_what_is_in_use"]
 
 
 def refuse_what_is_in_use(config: NeoXConfig, *, program: str, is_local: bool) -> None:
-    """Refuse a training whose `save` another one uses, and a server whose address is taken.
+    """Refuse a run whose `save` another one uses, and a server whose address is taken.
 
     Args:
         config: configuration of the job.

@@ -179,11 +179,11 @@ def checkpoint_folder(path: str, config: NeoXConfig) -> Findings:
     elif reason is not None and _why_no_checkpoint(os.path.dirname(os.path.abspath(path))) is None:
         yield reason, f"set it to {Path(path).parent}, the folder of all checkpoints"
     elif reason is not None:
-        yield reason, "set it to the folder in which a training saved checkpoints"
+        yield reason, "set it to the folder in which a run saved checkpoints"
 
 
 def checkpoint_to_load(path: str, config: NeoXConfig, *, resumes: bool = False) -> Findings:
-    """Require a checkpoint, or a folder with one, unless a training resumes from the folder it saves to."""
+    """Require a checkpoint, or a folder with one, unless a run resumes from the folder it saves to."""
     save = config.checkpoint.save
     saves_there = save is not None and Path(path).absolute() == Path(save).absolute()
     is_local = config.checkpoint.checkpoint.use_node_local_storage

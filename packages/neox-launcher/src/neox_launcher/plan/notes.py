@@ -15,7 +15,7 @@ from neox_launcher.plan.usable_documents import skipped_evaluations
 __all__ = ["is_noted", "notes_on_data", "notes_on_load", "notes_on_save", "unused_by_hand"]
 
 
-# Sections whose notes other programs than a training print, besides those about their command line.
+# Sections whose notes other programs than a run print, besides those about their command line.
 _THEIR_OWN = {
     "generate": ("generation",),
     "serve": ("generation", "serving"),
@@ -25,7 +25,7 @@ _THEIR_OWN = {
 
 
 def is_noted(note: Problem, program: str) -> bool:
-    """Return whether a program prints a note about the configuration, whose files describe a training."""
+    """Return whether a program prints a note about the configuration, whose files describe a run."""
     is_given = note.place is not None and note.place.file == COMMAND_LINE
     try:
         own = section_of(note.name.partition(".")[0]) in _THEIR_OWN.get(program, ())
@@ -50,7 +50,7 @@ def notes_on_data(config: NeoXConfig) -> list[Problem]:
 
 
 def notes_on_save(config: NeoXConfig) -> list[Problem]:
-    """Return a note if `save` has checkpoints that the training does not continue, and would replace."""
+    """Return a note if `save` has checkpoints that the run does not continue, and would replace."""
     section = config.checkpoint
     if section.save is None or config.checkpoint.checkpoint.use_node_local_storage:
         return []
@@ -60,7 +60,7 @@ def notes_on_save(config: NeoXConfig) -> list[Problem]:
         return []
     note = Problem(
         "save",
-        f"has checkpoints up to {saved[-1].name} that this training does not continue and may replace",
+        f"has checkpoints up to {saved[-1].name} that this run does not continue and may replace",
         f"use another folder, or set load: {section.save}" + " and finetune: false" * section.finetune,
     )
     return [placed(config, note)]

@@ -39,7 +39,7 @@ _BROADCAST = "255.255.255.255"
 _HIGHEST_PORT, _PORT_DIGITS = 65535, 5
 # Programs that use one copy of the model, however many devices there are.
 _ONE_COPY = ("generate", "serve", "find-blocks")
-# Programs for which the batch sizes of the training have no meaning.
+# Programs for which the batch sizes of the run have no meaning.
 _WITHOUT_TRAINING = (*_ONE_COPY, "index-blocks")
 # Parameters that are addresses, and the host that each is an address of.
 _ADDRESSES = {"master_addr": "the first host", "launcher_address": "this machine"}

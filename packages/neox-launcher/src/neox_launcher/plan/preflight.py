@@ -29,7 +29,7 @@ from neox_launcher.resources.world import World, missing_devices
 __all__ = ["check_files", "check_loaded", "preflight", "refuse_worker_by_hand"]
 
 _TRAIN, _GENERATE, _PROMPTS, _SERVE = ("train",), ("generate",), ("generate", "prompts"), ("serve",)
-# An evaluation on tasks and texts reads other files than one on the data of the training.
+# An evaluation on tasks and texts reads other files than one on the data of the run.
 _EVALUATE, _TEXTS, _BLOCKS = ("evaluate",), ("evaluate on texts",), ("index-blocks", "find-blocks")
 _LOAD = (*_GENERATE, *_SERVE, *_EVALUATE, *_TEXTS, "model")
 _DATA = (*_TRAIN, *_EVALUATE, *_BLOCKS)
@@ -70,7 +70,7 @@ def _uses(config: NeoXConfig) -> Iterator[_Use]:
         required = f"is missing; {kind} requires it", f"add {name.replace('_', '-')}: path/to/{example}"
         yield _Use(name, kinds.readable_file, (*_TRAIN, *_LOAD, *_BLOCKS), missing=required)
 
-    load = "is missing", "add load: FOLDER, the folder in which the training saved checkpoints"
+    load = "is missing", "add load: FOLDER, the folder in which the run saved checkpoints"
     loading = (*_LOAD, *(_BLOCKS if towers is None else ()), *(_TRAIN if finetunes else ()))
     yield _Use("load", kinds.checkpoint_to_load, loading, missing=load)
     yield _Use("load", partial(kinds.checkpoint_to_load, resumes=True), _TRAIN, not finetunes)

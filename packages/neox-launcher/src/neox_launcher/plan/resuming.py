@@ -1,4 +1,4 @@
-"""How a training continues from a folder of checkpoints with all its states, and what such a folder holds."""
+"""How a run continues from a folder of checkpoints with all its states, and what such a folder holds."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -9,7 +9,7 @@ from neox_config.facts.checkpoints import LATEST, MANIFEST, complete_checkpoints
 __all__ = ["PARTIAL_LOADS", "latest_in", "resumed_from", "written_checkpoints"]
 
 PARTIAL_LOADS = ("finetune", "no_load_optim", "no_load_rng")
-"""Parameters that load a part of a checkpoint's states; all are false in a training that resumes."""
+"""Parameters that load a part of a checkpoint's states; all are false in a run that resumes."""
 
 
 def resumed_from(config: NeoXConfig, load: str | None) -> NeoXConfig:
@@ -19,11 +19,11 @@ def resumed_from(config: NeoXConfig, load: str | None) -> NeoXConfig:
 
 
 def latest_in(folder: Path) -> str | None:
-    """Return the name of the checkpoint that a training resumes from; None if there is none."""
+    """Return the name of the checkpoint that a run resumes from; None if there is none."""
     try:
         name = (folder / LATEST).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
-        return None  # The training itself refuses a file that cannot be read.
+        return None  # The run itself refuses a file that cannot be read.
     return name or None
 
 

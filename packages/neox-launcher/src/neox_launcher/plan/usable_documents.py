@@ -27,7 +27,7 @@ __all__ = ["evaluated_documents", "has_evaluation", "skipped_evaluations", "trai
 
 
 def trained_documents(config: NeoXConfig) -> Iterator[Problem]:
-    """Require a document to learn from in each dataset that a training reads."""
+    """Require a document to learn from in each dataset that a run reads."""
     if config.data.data_path is not None and "train" in parts_without_share(config.data.split):
         yield _of_split(config, "has no share for training", "write three numbers, as in 969,30,1")
     yield from _empty(config, {"train": "training"}, "give training a larger share")

@@ -22,17 +22,17 @@ __all__ = [
 ]
 
 SAVES_TO = "saves to"
-"""What a training that holds the lock of its `save` folder does with it."""
+"""What a run that holds the lock of its `save` folder does with it."""
 _HOLDER_BYTES = 512
 
 
 def lock_of(folder: Path) -> Path:
-    """Return the file that the kernel locks while a training uses a folder."""
+    """Return the file that the kernel locks while a run uses a folder."""
     return folder / ".lock"
 
 
 def is_locked(folder: Path) -> bool:
-    """Return whether another training uses a folder; False if that cannot be seen from here."""
+    """Return whether another run uses a folder; False if that cannot be seen from here."""
     try:
         file = os.open(lock_of(folder), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -56,11 +56,11 @@ def name_holder(folder: Path) -> None:
 
 
 def folder_in_use(folder: Path | str, use: str) -> str:
-    """Return the message for a folder that another training uses.
+    """Return the message for a folder that another run uses.
 
     Args:
         folder: the folder.
-        use: what the other training does with it, such as `saves to`.
+        use: what the other run does with it, such as `saves to`.
     """
     try:
         with lock_of(Path(folder)).open(encoding="utf-8") as file:
@@ -68,7 +68,7 @@ def folder_in_use(folder: Path | str, use: str) -> str:
     except (OSError, ValueError):  # The message only lacks the name.
         holder = ""
     named = f" ({holder})" if holder else ""
-    return f"another training{named} {use} {folder}; wait until it has ended, or use another folder"
+    return f"another run{named} {use} {folder}; wait until it has ended, or use another folder"
 
 
 def bound_socket(host: str, port: int) -> socket.socket:

@@ -1,4 +1,4 @@
-"""The speed by which the terminal and the log of a training say when it ends."""
+"""The speed by which the terminal and the log of a run say when it ends."""
 
 import math
 from collections.abc import Callable
@@ -38,6 +38,6 @@ class Eta:
         return self._seconds / self._iterations if self._iterations else None
 
     def leave_out(self) -> None:
-        """Leave the time since the last recorded iteration out, such as a pause of the training."""
+        """Leave the time since the last recorded iteration out, such as a pause of the run."""
         if self._last is not None:
             self._last = (self._last[0], self._clock())

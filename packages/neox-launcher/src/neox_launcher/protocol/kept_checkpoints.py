@@ -31,8 +31,8 @@ class KeptCheckpoint:
     Args:
         path: absolute path of its folder.
         iteration: number of completed iterations.
-        config: flat parameter name to value of the training that wrote it.
-        sizes: data-, model- and pipe-parallel sizes of that training.
+        config: flat parameter name to value of the run that wrote it.
+        sizes: data-, model- and pipe-parallel sizes of that run.
         training: state of the training loop.
     """
 
@@ -69,7 +69,7 @@ def find_kept(text: str, folders: tuple[str | None, ...], *, option: str) -> Kep
 
 
 def latest_kept(folder: str | None) -> KeptCheckpoint | None:
-    """Find the checkpoint from which a training with this `load` resumes; None if it starts from new weights.
+    """Find the checkpoint from which a run with this `load` resumes; None if it starts from new weights.
 
     Raises:
         LaunchError: `latest` is damaged or names a missing checkpoint, or the manifest is damaged; or the
@@ -105,7 +105,7 @@ def latest_kept(folder: str | None) -> KeptCheckpoint | None:
 
 
 def changed_parameters(kept: KeptCheckpoint, resolved: Resolved) -> list[str]:
-    """List the parameters whose change makes a training compute something else than a checkpoint's training.
+    """List the parameters whose change makes a run compute something else than a checkpoint's run.
 
     Values derived from tokenizer files are checked by the workers, which read these files.
 

@@ -59,7 +59,7 @@ class AgentOrders:
 
     @property
     def record_folder(self) -> Path | None:
-        """Folder with the record of the training; None: there is none."""
+        """Folder with the record of the run; None: there is none."""
         is_kept = self.log_dir is not None and self.is_training
         return Path(self.working_directory, self.log_dir or "") if is_kept else None
 

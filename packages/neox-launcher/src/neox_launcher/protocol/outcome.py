@@ -28,7 +28,7 @@ class Failure:
         traceback: traceback of the error; None if the message is sufficient for the user.
         exit_code: exit code of the worker.
         unreported: the worker ended without a report; not a failure after a request to stop.
-        is_refused_start: another training is running in the folder, so that this one was refused; not a
+        is_refused_start: another run is running in the folder, so that this one was refused; not a
             failure of the run.
         output: last lines of the worker's output if the terminal has not shown them.
     """

@@ -14,11 +14,11 @@ __all__ = ["Answer", "Check", "Comparison", "Recording", "Side"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """Request to record every step of a training.
+    """Request to record every step of a run.
 
     Args:
         folder: folder for one file per rank.
-        iteration: iteration of the interruption, after which the state is recorded; a training that starts
+        iteration: iteration of the interruption, after which the state is recorded; a run that starts
             there records its initial state.
         snapshot: folder for a checkpoint of that state; None for no checkpoint.
     """
@@ -30,7 +30,7 @@ class Recording:
     VARIABLE: ClassVar[str] = "NEOX_RECORD_STEPS"
 
     def as_variables(self) -> dict[str, str]:
-        """Return the environment variables for the workers of a training."""
+        """Return the environment variables for the workers of a run."""
         return {self.VARIABLE: json.dumps(asdict(self), allow_nan=False)}
 
     @classmethod
@@ -42,13 +42,13 @@ class Recording:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """Files of one training.
+    """Files of one run.
 
     Args:
         record: folder with the record of its steps; None if there is none.
         middle: checkpoint folder with its state at the interruption; None if there is none.
         end: checkpoint folder with its last state; None if there is none.
-        metrics: file with its metrics, for a training without a record.
+        metrics: file with its metrics, for a run without a record.
     """
 
     record: str | None = None
@@ -59,19 +59,19 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Request to compare trainings.
+    """Request to compare runs.
 
     Args:
-        expected: the uninterrupted training, or the one that wrote the existing checkpoints.
-        interrupted: the training up to the interruption; empty with existing checkpoints.
-        resumed: the training after the interruption.
+        expected: the uninterrupted run, or the one that wrote the existing checkpoints.
+        interrupted: the run up to the interruption; empty with existing checkpoints.
+        resumed: the run after the interruption.
         start: iteration at which the first two start.
         middle: iteration of the interruption.
         end: last iteration.
         samples: samples per iteration.
         rounding: precision whose rounding errors are tolerated; None requires bitwise equality.
         same_sizes: the parallel sizes are the same, so random states are continued.
-        evaluates: the resumed training was evaluated as configured.
+        evaluates: the resumed run was evaluated as configured.
     """
 
     expected: Side

@@ -1,4 +1,4 @@
-"""The trainings of `verify-resume`: the user's configuration with other folders and another end."""
+"""The runs of `verify-resume`: the user's configuration with other folders and another end."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -34,8 +34,8 @@ class Span:
     """The iterations that are compared.
 
     Args:
-        start: iteration at which the first trainings start.
-        middle: iteration of the interruption, from which the resumed training continues.
+        start: iteration at which the first runs start.
+        middle: iteration of the interruption, from which the resumed run continues.
         end: last iteration.
     """
 
@@ -51,7 +51,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """One training.
+    """One run.
 
     Args:
         title: description for the user.
@@ -72,7 +72,7 @@ class Phase:
 
 
 def titles(span: Span, source: KeptCheckpoint | None, target: KeptCheckpoint | None) -> list[str]:
-    """Return descriptions of the trainings: one that ends at an existing checkpoint, or all three."""
+    """Return descriptions of the runs: one that ends at an existing checkpoint, or all three."""
     resumed = f"{pluralize(span.steps, 'iteration')}, resumed at iteration {span.middle:,}"
     if target is not None:
         return [f"{resumed}, and compared with {target.path}"]
@@ -93,11 +93,11 @@ def phases_from_start(
     folder: Path,
     evaluates: bool,
 ) -> Iterator[Phase]:
-    """Yield the three trainings: uninterrupted, up to the interruption, and resumed.
+    """Yield the three runs: uninterrupted, up to the interruption, and resumed.
 
     Args:
         plan: plan of the user's training.
-        resumed: plan of the resumed training, possibly with another layout.
+        resumed: plan of the resumed run, possibly with another layout.
         span: iterations to compare.
         source: checkpoint from which the first two resume; None to start from new weights.
         folder: folder for all files.
@@ -125,10 +125,10 @@ def phase_between_kept(
     folder: Path,
     evaluates: bool,
 ) -> Phase:
-    """Return the one training that resumes from an existing checkpoint up to the iteration of a later one.
+    """Return the one run that resumes from an existing checkpoint up to the iteration of a later one.
 
     Args:
-        resumed: plan of the resumed training, possibly with another layout.
+        resumed: plan of the resumed run, possibly with another layout.
         span: iterations to compare.
         source: the earlier checkpoint.
         target: the later one.
@@ -141,7 +141,7 @@ def phase_between_kept(
 
 
 def side_of(folder: Path, span: Span, *, last: int, has_middle: bool) -> Side:
-    """Return the files of the training of a phase."""
+    """Return the files of the run of a phase."""
     return Side(
         record=str(folder / "record"),
         middle=str(folder / "middle" / checkpoint_name(span.middle)) if has_middle else None,
@@ -154,14 +154,14 @@ def _end(folder: Path, last: int) -> Path:
 
 
 def kept_side(source: KeptCheckpoint, target: KeptCheckpoint, config: NeoXConfig) -> Side:
-    """Return the files of a training that has saved two checkpoints."""
+    """Return the files of a run that has saved two checkpoints."""
     log_dir = config.logging.log_dir
     metrics = None if log_dir is None else str(Path(log_dir).absolute() / RECORD)
     return Side(middle=str(source.path), end=str(target.path), metrics=metrics)
 
 
 def comparison_plan(plan: LaunchPlan, comparison: Comparison) -> LaunchPlan:
-    """Return the plan of the single worker on the first host that compares the trainings."""
+    """Return the plan of the single worker on the first host that compares the runs."""
     first = first_workers(plan.world.hosts, 1)
     logging = plan.resolved.config.logging.replaced(log_dir=None)
     return replace(
@@ -185,7 +185,7 @@ def _for_phase(config: NeoXConfig, folder: Path, *, span: Span, last: int, evalu
     """Return the configuration with its outputs in `folder` and its end at iteration `last`.
 
     `train_iters` is unchanged, because the schedule and the order of samples depend on it. Profilers are off:
-    they would write to folders of the training itself.
+    they would write to folders of the run itself.
     """
     monitors, engine = config.monitors, config.engine
     return config.model_copy(

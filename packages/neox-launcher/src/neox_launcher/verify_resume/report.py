@@ -13,7 +13,7 @@ def render_answer(answer: Answer, *, is_complete: bool = True) -> str:
 
     Args:
         answer: result of the comparison.
-        is_complete: whether the resumed training finished.
+        is_complete: whether the resumed run finished.
     """
     rows = [_HEADER]
     for check in answer.checks:
@@ -28,8 +28,8 @@ def render_answer(answer: Answer, *, is_complete: bool = True) -> str:
 
 def _verdict(answer: Answer, *, is_complete: bool) -> list[str]:
     if not answer.first and is_complete:
-        return ["verdict: the resumed training agrees with the uninterrupted one"]
+        return ["verdict: the resumed run agrees with the uninterrupted one"]
     if not answer.first:
-        return ["verdict: the resumed training failed; until then it agrees with the uninterrupted one"]
+        return ["verdict: the resumed run failed; until then it agrees with the uninterrupted one"]
     explained = [answer.explanation] if answer.explanation else []
-    return ["verdict: the trainings differ", f"first difference: {answer.first}", *explained]
+    return ["verdict: the runs differ", f"first difference: {answer.first}", *explained]

@@ -1,4 +1,4 @@
-"""`neox-launch verify-resume`: runs the trainings, compares them and prints the verdict."""
+"""`neox-launch verify-resume`: runs the runs, compares them and prints the verdict."""
 
 import os
 import shutil
@@ -44,7 +44,7 @@ from neox_launcher.verify_resume.report import render_answer
 __all__ = ["VerifyRequest", "verify_resume"]
 
 _DIFFERENT = 1
-# Handled here only between trainings; while a training runs, its launch handles them.
+# Handled here only between runs; while a training runs, its launch handles them.
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # From the finest rounding to the coarsest.
 _PRECISIONS = ("fp32", "fp16", "bf16")
@@ -56,7 +56,7 @@ class VerifyRequest:
 
     Args:
         steps: iterations before and after the interruption; None with existing checkpoints.
-        resume_set: settings as `name=value` for the resumed training only.
+        resume_set: settings as `name=value` for the resumed run only.
         source: existing checkpoint to resume from; None to train up to the interruption first.
         target: existing later checkpoint to compare with.
         work_dir: folder for temporary files; None for the default.
@@ -75,7 +75,7 @@ class VerifyRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """The trainings to run and compare."""
+    """The runs to run and compare."""
 
     plan: LaunchPlan
     resumed: LaunchPlan
@@ -91,7 +91,7 @@ class _Job:
 
 
 class _StoppedError(Exception):
-    """A training failed or was stopped, with its outcome."""
+    """A run failed or was stopped, with its outcome."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(outcome.exit_code)
@@ -110,23 +110,23 @@ def verify_resume(
 
     Args:
         request: common options of the command line.
-        plan: plan of the training.
+        plan: plan of the run.
         wanted: options of `verify-resume`.
         dry_run: only print what would be done.
         run: runs one plan.
 
     Returns:
-        The outcome. Its exit code is 0 only if everything agrees; a failed training determines its own.
+        The outcome. Its exit code is 0 only if everything agrees; a failed run determines its own.
 
     Raises:
-        NeoXError: the request is invalid, or a training cannot be started.
+        NeoXError: the request is invalid, or a run cannot be started.
     """
     job = _plan_job(request, plan, wanted)
     if dry_run is not None:
         return _show(job, dry_run)
     refuse_what_cannot_run(job.plan)
     if job.resumed is not job.plan:
-        # Its checkpoint exists only after the previous trainings.
+        # Its checkpoint exists only after the previous runs.
         checkpoint = job.resumed.resolved.config.checkpoint.replaced(load=None, finetune=False)
         resolved = job.resumed.resolved.replaced(checkpoint=checkpoint)
         refuse_what_cannot_run(replace(job.resumed, resolved=resolved))
@@ -188,7 +188,7 @@ def _kept_span(
     config = resolved.config
     if wanted.source is None or wanted.target is None:
         raise LaunchError(
-            "--from and --to must be given together: a checkpoint and a later one of the same training"
+            "--from and --to must be given together: a checkpoint and a later one of the same run"
         )
     if wanted.steps is not None:
         raise LaunchError(
@@ -207,16 +207,16 @@ def _kept_span(
         if changed:
             raise LaunchError(
                 f"{kept.path} was written with another configuration: {'; '.join(changed)}; use the "
-                "configuration of that training (--resume-set changes the resumed training only)"
+                "configuration of that run (--resume-set changes the resumed run only)"
             )
     if target.iteration > config.training.iterations:
         raise LaunchError(
             f"{target.path} is at iteration {target.iteration:,}, but train-iters is "
-            f"{config.training.iterations:,}; set train-iters to the value of the training that wrote it"
+            f"{config.training.iterations:,}; set train-iters to the value of the run that wrote it"
         )
     if source.training.get("left_out", []) != target.training.get("left_out", []):
         raise LaunchError(
-            f"a rollback between {source.path} and {target.path} left out samples, on which a training "
+            f"a rollback between {source.path} and {target.path} left out samples, on which a run "
             "resumed from the earlier one would train; choose two checkpoints without a rollback in between",
             code="rollback",
         )
@@ -224,7 +224,7 @@ def _kept_span(
 
 
 def _refuse_another_training(plan: LaunchPlan, resumed: LaunchPlan) -> None:
-    """Require that the resumed training reads the same samples in the same steps."""
+    """Require that the resumed run reads the same samples in the same steps."""
     one, other = plan.resolved, resumed.resolved
     for name, before, after in (
         ("train-batch-size", one.run.batch.whole, other.run.batch.whole),
@@ -234,12 +234,12 @@ def _refuse_another_training(plan: LaunchPlan, resumed: LaunchPlan) -> None:
         if before != after:
             raise LaunchError(
                 f"--resume-set changes {name} from {before:,} to {after:,}, so that no step equals one of "
-                f"the uninterrupted training; keep the value, for example with --resume-set {name}={before}"
+                f"the uninterrupted run; keep the value, for example with --resume-set {name}={before}"
             )
 
 
 def _refuse_incomplete_checkpoints(config: NeoXConfig) -> None:
-    differs = "from checkpoints, so no resumed training equals an uninterrupted one"
+    differs = "from checkpoints, so no resumed run equals an uninterrupted one"
     local = "leaves no host with a whole checkpoint, which verify-resume compares in a folder that all share"
     reasons = {
         "no_save_optim": (f"omits the optimizer states {differs}", "to verify everything else"),
@@ -271,7 +271,7 @@ def _show(job: _Job, form: Form) -> Outcome:
         for number, title in enumerate(titles(job.span, job.source, job.target), 1):
             click.echo(f"training {number}: {title}")
         click.echo("")
-    # The trainings are shown as plain lines, whatever `terminal` requests.
+    # The runs are shown as plain lines, whatever `terminal` requests.
     config = job.config.model_copy(update={"launch": job.config.launch.replaced(terminal="plain")})
     shown = replace(job.plan, resolved=replace(job.plan.resolved, config=config))
     return Outcome(exit_code=show_plan(shown, form))
@@ -329,10 +329,10 @@ def _parent_folder(config: NeoXConfig, work_dir: str | None) -> Path:
 def _carry_out(
     job: _Job, folder: Path, wanted: VerifyRequest, run: Callable[[LaunchPlan], Outcome]
 ) -> Outcome:
-    """Train and compare. A resumed training that fails is compared until then, since it may show the cause.
+    """Train and compare. A resumed run that fails is compared until then, since it may show the cause.
 
     Raises:
-        _StoppedError: a training failed before there was something to compare, or was stopped.
+        _StoppedError: a run failed before there was something to compare, or was stopped.
     """
     settings: dict[str, Any] = {"span": job.span, "folder": folder, "evaluates": wanted.evaluate}
     if job.target is not None and job.source is not None:
@@ -359,14 +359,14 @@ def _compare(job: _Job, folder: Path, wanted: VerifyRequest, run: Callable[[Laun
 
 
 def _train(phases: list[Phase], run: Callable[[LaunchPlan], Outcome]) -> Outcome:
-    """Run the trainings one after the other.
+    """Run the runs one after the other.
 
     Returns:
         The outcome of the last one, which may have failed after it had restored the checkpoint.
 
     Raises:
-        _StoppedError: a training failed before that, or was stopped.
-        NeoXError: a training ended too early with exit code 0.
+        _StoppedError: a run failed before that, or was stopped.
+        NeoXError: a run ended too early with exit code 0.
     """
     outcome = Outcome(exit_code=0)
     for number, phase in enumerate(phases, 1):

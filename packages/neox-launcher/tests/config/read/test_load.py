@@ -8,6 +8,7 @@ from neox_config import load_config
 from neox_config.errors import ConfigError
 from neox_config.extras.data_efficiency.curricula import METRICS
 from neox_config.names import answers
+from support.refusals import refused, shows
 
 START = """\
 num-layers: 2
@@ -177,7 +178,7 @@ def test_the_command_line_wins(load, override, name, value):
 
 @pytest.mark.parametrize("override", ["seed", "=5", "a..b=5", "seed=[", "seed=1\nseed: 2"])
 def test_a_broken_override_is_refused(load, override):
-    with pytest.raises(ConfigError, match="--set"):
+    with refused(ConfigError, "--set"):
         load("", override)
 
 
@@ -195,7 +196,7 @@ def test_null_for_a_block_without_values_is_its_default(load):
 
 
 def test_two_files_that_disagree_can_be_overridden(load):
-    with pytest.raises(ConfigError, match="keep only one of them, or replace both with --set"):
+    with refused(ConfigError, "--set"):
         load("hidden-size: 128")
     assert load("hidden-size: 128", "hidden-size=256").model.hidden_size == 256
 
@@ -359,7 +360,7 @@ def test_the_configuration_has_its_sources_and_is_frozen(load):
     assert str(config.sources["seed"]) == "command line"
     assert config.sources["log_interval"].line == 1
     assert "eval_iters" not in config.sources
-    with pytest.raises(ValueError, match="frozen"):
+    with refused(ValueError, "frozen"):
         config.model.hidden_size = 5
 
 
@@ -375,7 +376,7 @@ def test_sizes_have_limits_so_that_nothing_is_built_for_a_number_without_its_uni
         load_config([minimal], overrides=["num-layers=1e18", "attention-config=[[[global], 1e18]]"])
     (problem,) = refusal.value.problems
     assert problem.what == "must be at most 10,000"
-    with pytest.raises(ConfigError, match="describes 1,000,000,000,000,000 layers, but num-layers is 4"):
+    with refused(ConfigError, "describes 1,000,000,000,000,000", "num-layers", "is 4"):
         load_config([minimal], overrides=["attention-config=[[[global], 1000000000000000]]"])
 
 
@@ -492,12 +493,12 @@ def test_a_start_of_the_scheduler_is_read_from_the_checkpoint(load):
 
 @pytest.mark.parametrize("name", ["keep_batchnorm_fp32", "master_weights", "cast_model_type"])
 def test_arguments_of_apex_that_cast_weights_are_refused(load, name):
-    with pytest.raises(ConfigError, match="belongs to apex's levels O2 and O3"):
+    with refused(ConfigError, "O2", "O3"):
         load(f"amp: {{enabled: true, {name}: true}}")
 
 
 def test_precision_and_amp_contradict_each_other(load):
-    with pytest.raises(ConfigError, match="cannot be combined with precision: bfloat16"):
+    with refused(ConfigError, "precision: bfloat16"):
         load("amp: {enabled: true}\nprecision: bfloat16")
 
 
@@ -528,7 +529,7 @@ def test_a_freeze_that_never_comes_and_keys_without_effect_after_it_are_noted(lo
     overrides = ["optimizer.type=OneBitAdam"]
     if freeze_step is not None:
         overrides.append(f"optimizer.params.freeze_step={freeze_step}")
-    # The training has 10 iterations.
+    # The run has 10 iterations.
     config = load("prescale_gradients: true\ncommunication_data_type: fp32", *overrides)
     names = {"optimizer.params.freeze_step", "prescale_gradients", "communication_data_type"}
     assert [notice.name for notice in config.notices if notice.name in names] == noted
@@ -540,7 +541,7 @@ def test_errors_and_notes_do_not_show_secrets(tmp_path):
         path.write_text(f"comet: {{api_key: {key}}}\n")
     with pytest.raises(ConfigError) as refusal:
         load_config(paths)
-    assert "has a different value in" in str(refusal.value)
+    assert shows(str(refusal.value), "different value in")
     assert "as comet.api_key: (hidden)" in str(refusal.value)
     assert "-key" not in str(refusal.value)
     with pytest.raises(ConfigError) as refusal:

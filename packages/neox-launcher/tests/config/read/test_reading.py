@@ -6,6 +6,7 @@ import yaml
 from neox_config import load_config
 from neox_config.errors import ConfigError
 from neox_config.read import reading
+from support.refusals import refused
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,7 @@ def test_syntax_errors_are_reported_with_their_line(load, text, sentence):
 def test_a_byte_that_is_no_text_is_reported_with_its_place(minimal):
     more = minimal.with_name("more.yml")
     more.write_bytes(b"seed: 1\n\nsave: \xff\n")
-    with pytest.raises(ConfigError, match=r"cannot be read: .* byte 0xff in position 15"):
+    with refused(ConfigError, "0xff", "position 15"):
         load_config([minimal, more])
 
 
@@ -131,7 +132,7 @@ def test_brackets_are_counted_before_they_cost_time():
             calls.append(1)
             super().stale_possible_simple_keys()
 
-    with pytest.raises(yaml.MarkedYAMLError, match="nested too deeply"):
+    with refused(yaml.MarkedYAMLError, "nested too deeply"):
         yaml.compose("[" * 5000, Loader=Counted)
     assert len(calls) < 1000
 
@@ -139,21 +140,21 @@ def test_brackets_are_counted_before_they_cost_time():
 def test_an_alias_bomb_is_refused(load):
     levels = ["a: &a0 [x, x, x, x, x, x, x, x, x]"]
     levels += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9)]
-    with pytest.raises(ConfigError, match="contains more than 100,000 values"):
+    with refused(ConfigError, "than 100,000"):
         load("\n".join(levels))
 
 
 def test_binary_file_is_refused(minimal):
     more = minimal.with_name("more.yml")
     more.write_bytes(b"seed: \xff\xfe")
-    with pytest.raises(ConfigError, match=r"cannot be read.*\n *give a YAML file in UTF-8"):
+    with refused(ConfigError, "YAML", "UTF-8"):
         load_config([minimal, more])
 
 
 def test_a_file_of_megabytes_is_refused(minimal):
     more = minimal.with_name("more.yml")
     more.write_bytes(b"# " + b"x" * 1_100_000)
-    with pytest.raises(ConfigError, match="larger than 1,048,576 bytes"):
+    with refused(ConfigError, "than 1,048,576"):
         load_config([minimal, more])
 
 
@@ -197,14 +198,14 @@ def test_only_a_neighbour_that_may_be_a_configuration_is_named(tmp_path, name, n
 
 def test_folder_in_place_of_a_file_is_answered_with_how_to_name_its_files(tmp_path):
     (tmp_path / "model.yml").touch()
-    with pytest.raises(ConfigError, match=f"give the configuration files in it: -d {tmp_path} FILE"):
+    with refused(ConfigError, tmp_path, "FILE"):
         load_config([tmp_path])
 
 
 def test_a_prompt_may_have_several_lines(minimal):
     assert load_config([minimal], overrides=['prompt="user:\\n\\thi"']).generation.prompt == "user:\n\thi"
     for given in (r'prompt="\e[31m"', r'save="a\nb"'):
-        with pytest.raises(ConfigError, match="contains a line break or a tab"):
+        with refused(ConfigError, "or a tab"):
             load_config([minimal], overrides=[given])
 
 
@@ -216,5 +217,5 @@ def test_an_empty_configuration_is_called_empty(tmp_path, content):
     (problem,) = refusal.value.problems
     assert (problem.what, problem.place.file) == ("is empty", str(tmp_path / "empty.yml"))
     assert problem.remedy.endswith("neox-launch init --data FOLDER")
-    with pytest.raises(ConfigError, match="hidden-size"):
+    with refused(ConfigError, "hidden-size"):
         load_config([tmp_path / "empty.yml"], overrides=["num-layers=2"])

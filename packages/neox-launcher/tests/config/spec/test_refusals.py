@@ -15,7 +15,7 @@ def test_another_tokenizer_is_named_as_such_and_not_as_a_value_to_set() -> None:
         assert refusal is not None
         assert refusal.what.startswith("the model was trained with another tokenizer: ")
         assert shows(refusal.what, "vocab-file: sha256 74930513", "sha256 683f9522")
-        assert refusal.remedy.startswith("set vocab-file to the tokenizer of that training, or set load")
+        assert refusal.remedy.startswith("set vocab-file to the tokenizer of that run, or set load")
 
 
 def test_another_model_is_not_reported_as_another_tokenizer() -> None:

@@ -36,16 +36,16 @@ def plain_state() -> Iterator[None]:
 
 
 class OwnState:
-    """The random generators and torch's defaults of a training, apart from those of its program."""
+    """The random generators and torch's defaults of a run, apart from those of its program."""
 
     def __init__(self) -> None:
         self._other = (rng_state.capture(), torch.float32, torch.device("cpu"), 0)
 
     @contextmanager
     def exchanged(self) -> Iterator[None]:
-        """Exchange the states of the training and the program within the block.
+        """Exchange the states of the run and the program within the block.
 
-        Enter it for the training's code, and within that once more for the program's.
+        Enter it for the run's code, and within that once more for the program's.
         """
         self._exchange()
         try:

@@ -87,7 +87,7 @@ class Model:
     module: SequentialModel
     resolved: Resolved
     tokenizer: Tokenizer
-    source: str = "a training"
+    source: str = "a run"
 
     @property
     def config(self) -> NeoXConfig:
@@ -106,7 +106,7 @@ class Model:
     def settings(self) -> dict[str, Any]:
         """Return the parameters of the model, its tokenizer, stop tokens and class that are not the default.
 
-        Together with parameters of a training they are a configuration: `load_config(model.settings, {...})`.
+        Together with parameters of a run they are a configuration: `load_config(model.settings, {...})`.
         """
         found: dict[str, Any] = {}
         for name in _SECTIONS:
@@ -268,14 +268,14 @@ class Model:
             NeoXError: it is a model of another architecture or vocabulary.
         """
         held = dict(named_logical_parameters(self.module))
-        # A training that prunes has new scores.
+        # A run that prunes has new scores.
         wanted = {
             name: parameter
             for name, parameter in named_logical_parameters(module)
             if name in held or not is_score(name)
         }
         for name in sorted(held.keys() ^ wanted.keys()):
-            has, lacks = ("start_from", "the training") if name in held else ("the training", "start_from")
+            has, lacks = ("start_from", "the run") if name in held else ("the run", "start_from")
             raise NeoXError(
                 f"{name} is in the model of {has} but not of {lacks}; start from model.settings in the "
                 "configuration"
@@ -285,7 +285,7 @@ class Model:
                 there = tuple(parameter.logical.shape)  # type: ignore[attr-defined]
                 if there != tuple(held[name].shape):
                     raise NeoXError(
-                        f"{name} has the shape {tuple(held[name].shape)} here and {there} in the training; "
+                        f"{name} has the shape {tuple(held[name].shape)} here and {there} in the run; "
                         "start from model.settings in the configuration"
                     )
                 with writable(parameter) as target:
@@ -395,7 +395,7 @@ def load_model(
         source: a folder of checkpoints (its latest is loaded) or one checkpoint in it; a folder of a model of
             transformers (GPT-NeoX, Llama, Mistral, GPT-2, Qwen2); or a configuration or its YAML file, whose
             `load` names the folder or object store.
-        precision: dtype of the weights and activations; None: that of the training; of a model of
+        precision: dtype of the weights and activations; None: that of the run; of a model of
             transformers, that in which it is stored.
         vocab_file: file of the tokenizer, if that which a folder of checkpoints records was moved.
         merge_file: the same for a tokenizer of two files.

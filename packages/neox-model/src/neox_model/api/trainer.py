@@ -1,4 +1,4 @@
-"""A training in this process, in parts: steps, callbacks, saves."""
+"""A run in this process, in parts: steps, callbacks, saves."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -50,7 +50,7 @@ Schedule = Callable[[int], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What one iteration of a training did.
+    """What one iteration of a run did.
 
     Args:
         iteration: its number, from 1.
@@ -58,7 +58,7 @@ class Step:
         learning_rate: of its update.
         grad_norm: 2-norm of its gradients before clipping; None if it was not computed.
         skipped: its update was skipped: a gradient or the loss was not finite, or the loss was a spike.
-        tokens: tokens that the training has read so far.
+        tokens: tokens that the run has read so far.
     """
 
     iteration: int
@@ -70,26 +70,26 @@ class Step:
 
 
 class Trainer:
-    """A training of a configuration in this process: the same as `neox-launch` with one device.
+    """A run of a configuration in this process: the same as `neox-launch` with one device.
 
     Use it as a context manager, or call `close`. Between the calls, the random generators, signal handlers,
     garbage collection and torch's defaults of the program are its own; `close` leaves no process group.
-    Ctrl-C during `train` ends the training after the iteration, and saves it if `save` is configured.
+    Ctrl-C during `train` ends the run after the iteration, and saves it if `save` is configured.
 
     Args:
-        config: the configuration. Its `load` continues a training, as always.
+        config: the configuration. Its `load` continues a run, as always.
         callback: called after each iteration, with its results.
         curriculum: the function of a curriculum with `schedule_type: custom`: from an iteration (from 1) to
             the largest difficulty, such as the length of samples. It is called once for every iteration when
-            the training starts. With several such curricula, a dictionary from the name of the metric
+            the run starts. With several such curricula, a dictionary from the name of the metric
             (`curriculum_learning` for the older block) to its function.
-        start_from: a model whose weights the training starts from, as they are: load it with
-            `precision="fp32"` to start from the float32 master weights of a checkpoint. A training in 16 bits
+        start_from: a model whose weights the run starts from, as they are: load it with
+            `precision="fp32"` to start from the float32 master weights of a checkpoint. A run in 16 bits
             starts from exactly these at ZeRO stage 0; DeepSpeed rounds them to 16 bits at other stages.
 
     Raises:
         ConfigError: the configuration is invalid, or requires more than one process.
-        NeoXError: the training cannot be set up.
+        NeoXError: the run cannot be set up.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Trainer:
                 run, loop = resources.enter_context(open_run(groups, resolved, extensions))
                 # Also when the program ends, or forgets the Trainer.
                 self._release = finalize(self, _release, resources.pop_all(), run.state)
-        # The run has the memory of the training, which ends with it; the others remain.
+        # The run has the memory of the run, which ends with it; the others remain.
         self._open: tuple[Run, Loop] | None = run, loop
         self._config, self._state = run.config, run.state
         self._results = run.evaluator.results
@@ -162,12 +162,12 @@ class Trainer:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether no iteration is left: all are finished, or the training was stopped."""
+        """Return whether no iteration is left: all are finished, or the run was stopped."""
         return self._has_ended
 
     @property
     def stop_reason(self) -> str | None:
-        """Return why the training ended before its last iteration, such as a signal; None if it did not."""
+        """Return why the run ended before its last iteration, such as a signal; None if it did not."""
         return self._state.stop_reason
 
     @property
@@ -184,13 +184,13 @@ class Trainer:
             iterations: number of iterations; None: all that are left.
 
         Raises:
-            NeoXError: the training failed, was stopped, or is closed.
+            NeoXError: the run failed, was stopped, or is closed.
         """
         if iterations is not None and not (isinstance(iterations, Integral) and iterations >= 1):
             raise NeoXError(f"{iterations} iterations cannot be trained; pass at least 1, or nothing for all")
         self._refuse("train")
         if self._has_ended and self.stop_reason:
-            raise NeoXError(f"the training has ended: {self.stop_reason}; open another Trainer")
+            raise NeoXError(f"the run has ended: {self.stop_reason}; open another Trainer")
         if self._state.finished:
             logger.warning(
                 "no iteration is left to train: the model was trained for %d, and train-iters is %d; to "
@@ -211,7 +211,7 @@ class Trainer:
             self._has_failed = True
             with self._inside():
                 self._loop.pause()
-                # The training's record and its snapshots then contain the failure.
+                # The run's record and its snapshots then contain the failure.
                 if (released := self._release.detach()) is not None:
                     released[2][0].__exit__(type(error), error, error.__traceback__)
             self._open = None
@@ -227,7 +227,7 @@ class Trainer:
 
         Raises:
             NeoXError: it cannot be written, the last iteration's loss or gradients are not finite, or the
-                training failed or is closed.
+                run failed or is closed.
         """
         self._refuse("save", while_running=True)
         run, own = self._run, self._run.config.checkpoint.save
@@ -247,7 +247,7 @@ class Trainer:
         """Return a copy of the model as it is now, which generates text and computes logits.
 
         Raises:
-            NeoXError: the training failed or is closed.
+            NeoXError: the run failed or is closed.
         """
         self._refuse("copy the model", while_running=True)
         run = self._run
@@ -264,7 +264,7 @@ class Trainer:
             return Model(module.eval(), resolved, tokenizer)
 
     def close(self) -> None:
-        """End the training and release everything; a warning names iterations that were not saved."""
+        """End the run and release everything; a warning names iterations that were not saved."""
         if self._is_closed:
             return
         if self._is_running:
@@ -301,7 +301,7 @@ class Trainer:
         if self._is_closed:
             raise NeoXError(f"cannot {action}: the Trainer is closed; open another one")
         if self._has_failed:
-            raise NeoXError(f"cannot {action}: the training has failed; open another Trainer")
+            raise NeoXError(f"cannot {action}: the run has failed; open another Trainer")
 
     def _warn_of_loss(self) -> None:
         save = self.config.checkpoint.save
@@ -318,7 +318,7 @@ class _ProgramCallback(Callback):
 
     Args:
         callback: the function.
-        own: the training's state.
+        own: the run's state.
     """
 
     def __init__(self, callback: Callable[[Step], object], own: OwnState) -> None:

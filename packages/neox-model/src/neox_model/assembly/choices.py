@@ -1,4 +1,4 @@
-"""The types and the device of a training, and choices that all ranks agree on."""
+"""The types and the device of a run, and choices that all ranks agree on."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext

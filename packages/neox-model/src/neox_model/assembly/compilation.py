@@ -1,4 +1,4 @@
-"""Compile the layers with torch.compile, after a trial before the training starts.
+"""Compile the layers with torch.compile, after a trial before training starts.
 
 Only a layer's `block` is compiled, inside ZeRO's hooks, activation checkpointing and pipeline communication.
 Functions that communicate or draw from a separate random stream are not compiled, and break the graphs.
@@ -55,14 +55,14 @@ def compile_layers(
 ) -> None:
     """Compile the layers of this rank according to `compile`. Collective over all ranks.
 
-    Call it when the weights have the dtype and device of the training. Draws from the random streams.
+    Call it when the weights have the dtype and device of training. Draws from the random streams.
 
     Args:
         model: the model whose layers to compile.
         run: how it runs.
         groups: this job's process groups.
         width: channels between layers.
-        iterations: iterations of the training, in which the compiler's time must be won back.
+        iterations: iterations of the run, in which the compiler's time must be won back.
         backend: backend of torch.compile.
 
     Raises:

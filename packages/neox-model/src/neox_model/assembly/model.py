@@ -197,7 +197,7 @@ def build_stage(spec: ModelSpec, run: RunSpec, groups: Groups, *, vocab_size: in
     """Build this stage's layers for generation, with uninitialized weights. Collective over all ranks.
 
     The transformer layers are divided evenly; the embedding is on the first stage, the head on the last one.
-    Weights and sequences are whole, whatever the training divides: any length must be possible.
+    Weights and sequences are whole, whatever training divides: any length must be possible.
 
     Args:
         spec: the model.

@@ -61,7 +61,7 @@ class Adapters:
         if base is None:
             raise CheckpointError(
                 f"{folder} is not a checkpoint of adapters (LoRA) but of a whole model; pass a folder that a "
-                "training with lora-rank saved"
+                "run with lora-rank saved"
             )
         self.base = base
         self._reader = ShardReader(folder, self.manifest)

@@ -1,6 +1,6 @@
-"""Save while the training continues: copy to host memory, write in another process, make visible later.
+"""Save while training continues: copy to host memory, write in another process, make visible later.
 
-Only the copy stops the training. All collectives are started by the training's thread, in the same order on
+Only the copy stops the run. All collectives are started by the training thread, in the same order on
 all ranks. While a save is under way, every iteration sends whether this rank's part is done, and reads the
 common answer to what the last iteration sent, so that no rank waits for it. All ranks therefore continue the
 save at the same iteration: they collect the descriptions of the shards when all are written; then rank 0
@@ -136,13 +136,13 @@ class BackgroundSaves:
         if self._saving is not None:
             final = self._saving.final
             if isinstance(self._stage, WriterProcess):
-                logger.warning("%s was not saved: the training ended while it was written", final)
+                logger.warning("%s was not saved: the run ended while it was written", final)
             elif self._stage is not None and self._stage.exception() is not None:
                 logger.error("%s was not saved: %s", final, self._stage.exception())
         self._leave()
         self._snapshot.close()
         if self._deletion is not None:
-            # Later the folder may belong to another training, which deletes what is left.
+            # Later the folder may belong to another run, which deletes what is left.
             self._deletion.join(_DELETION_SECONDS)
 
     def _continue(self) -> None:

@@ -106,7 +106,7 @@ def log_changes(what: str, changes: Sequence[Change]) -> None:
 
 
 def log_training_changes(changes: Changes, *, keeps_curve: bool) -> None:
-    """Log the parameters that change the training.
+    """Log the parameters that change training.
 
     Args:
         changes: since the checkpoint.
@@ -114,7 +114,7 @@ def log_training_changes(changes: Changes, *, keeps_curve: bool) -> None:
     """
     found = [change for change in changes.training if not (keeps_curve and change.label in LEARNING_RATE)]
     if found:
-        log_changes("the training continues with settings that differ from the checkpoint's", found)
+        log_changes("the run continues with settings that differ from the checkpoint's", found)
 
 
 def log_another_order(manifest: Manifest, config: Mapping[str, Any]) -> None:
@@ -136,7 +136,7 @@ def log_another_order(manifest: Manifest, config: Mapping[str, Any]) -> None:
         logger.warning("training samples are %s: some will be read twice, others not at all", how)
     if "valid" in changed:
         logger.info(
-            "validation samples differ from those before the checkpoint: the training is the same, but its "
+            "validation samples differ from those before the checkpoint: the run is the same, but its "
             "validation losses are computed on other samples"
         )
 
@@ -151,11 +151,11 @@ def log_other_evaluation(manifest: Manifest, config: Mapping[str, Any]) -> None:
     there, here = (
         {**all_, **all_.get(IN_EFFECT, {}).get("training", {})} for all_ in (manifest.config, config)
     )
-    # An imported checkpoint records no training.
+    # An imported checkpoint records no run.
     both = [name for name in _SELECT_EVALUATED if name in there and name in here]
     changes = [Change(name, there[name], here[name]) for name in both if there[name] != here[name]]
     if changes:
-        what = "other samples are evaluated than in the training, because settings that select them differ"
+        what = "other samples are evaluated than in training, because settings that select them differ"
         log_changes(what, changes)
 
 

@@ -253,7 +253,7 @@ def _move_away(path: Path) -> None:
     """Give what is not ours, and has a name that we need, another one."""
     other = _free(lambda number: path.with_name(f"{path.name}.other{number}"))
     path.rename(other)
-    logger.warning("%s was not written by a training: moved it to %s", path, other)
+    logger.warning("%s was not written by a run: moved it to %s", path, other)
 
 
 def _free(name: Callable[[str], Path]) -> Path:

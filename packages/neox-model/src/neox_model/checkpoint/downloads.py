@@ -60,7 +60,7 @@ def folder_with_weights(
     folder = local_folder(load, groups, cache=cache, storage=storage, weights_only=True)
     if folder is None:
         raise CheckpointError(
-            f"{load} contains no checkpoint; set load to where a training uploads them", code="no-checkpoint"
+            f"{load} contains no checkpoint; set load to where a run uploads them", code="no-checkpoint"
         )
     return folder
 
@@ -113,7 +113,7 @@ def local_folder(
                 )
             if chosen is not None:
                 found = *chosen, checkpoint_folder(load, *chosen, cache=cache, weights_only=weights_only)
-    # The choice of rank 0, because another training may save a newer one meanwhile.
+    # The choice of rank 0, because another run may save a newer one meanwhile.
     found = all_gather_object(groups.control, found)[0]
     if found is None:
         return None

@@ -12,7 +12,7 @@ class CheckpointError(NeoXError):
 
 
 class FolderInUseError(CheckpointError):
-    """Raised when another training holds the lock of a folder."""
+    """Raised when another run holds the lock of a folder."""
 
     is_refused_start = True
 
@@ -22,7 +22,7 @@ class DamagedCheckpointError(CheckpointError):
 
 
 class DamagedManifestError(DamagedCheckpointError):
-    """Raised when a manifest that can be read contains a value that no training writes.
+    """Raised when a manifest that can be read contains a value that no run writes.
 
     Args:
         problem: place and value.

@@ -228,7 +228,7 @@ def load_weights(
         base: as `directory` of `load_base`: where the weights without adapters are; None: there are none.
         cache: directory of downloads of the base from object stores; None for the default.
         storage: the folders of checkpoints; None: all ranks share one.
-        evaluates: the validation and test data of the training are evaluated next; log a warning if other
+        evaluates: the validation and test data of the run are evaluated next; log a warning if other
             samples of these are selected.
 
     Returns:

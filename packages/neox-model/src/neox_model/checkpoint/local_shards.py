@@ -235,7 +235,7 @@ def _description(
 def _install(directory: Path, chosen: tuple[str, str], manifest: str, found: Inventory) -> None:
     """Let `latest` name a checkpoint, whose manifest is in its folder.
 
-    Nothing is written on a host that has it: another program may read while a training saves.
+    Nothing is written on a host that has it: another program may read while a run saves.
     """
     name, digest = chosen
     final, copy = directory / name, found.copies.get(chosen)
@@ -243,7 +243,7 @@ def _install(directory: Path, chosen: tuple[str, str], manifest: str, found: Inv
         if (final / MANIFEST).exists():
             raise CheckpointError(
                 f"{final} on this host is another checkpoint than on the other hosts; move it away, if it "
-                "belongs to another training"
+                "belongs to another run"
             )
         final.mkdir(parents=True, exist_ok=True)
         with atomic_write(final / MANIFEST, is_durable=True) as file:

@@ -24,7 +24,7 @@ def shared_outcome(control: Group, action: str, *, keeps_bugs: bool = False) -> 
             that it is reported with its traceback.
 
     Raises:
-        FolderInUseError: another training holds a folder on the first failing rank.
+        FolderInUseError: another run holds a folder on the first failing rank.
         CheckpointError: the first failing rank's message and code, with its rank unless all ranks failed
             in this way.
     """

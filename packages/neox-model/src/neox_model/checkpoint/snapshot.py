@@ -90,7 +90,7 @@ class Snapshot:
     def _reserve(self, size: int) -> None:
         """Reserve memory in a separate thread.
 
-        CUDA keeps an error of pinning for the thread in which it occurred: in the training's thread, the next
+        CUDA keeps an error of pinning for the thread in which it occurred: in the training thread, the next
         kernel would be reported as failed.
         """
         if self._device.type == "cuda":

@@ -1,6 +1,6 @@
 """Which ranks share a folder of checkpoints, all or those of one host, and which training saves there.
 
-Two trainings that save to a folder would delete each other's unfinished checkpoints.
+Two runs that save to a folder would delete each other's unfinished checkpoints.
 """
 
 import logging
@@ -136,7 +136,7 @@ def refuse_shared_folder(directory: Path, storage: Storage, control: Group) -> N
 def save_lock(
     directory: Path, groups: Groups, *, storage: Storage | None = None, patience: float = 0.0
 ) -> Iterator[None]:
-    """Prevent other trainings from saving to this folder, which is created if missing. Collective.
+    """Prevent other runs from saving to this folder, which is created if missing. Collective.
 
     One rank per folder holds a lock that the kernel releases when the process ends.
 
@@ -144,10 +144,10 @@ def save_lock(
         directory: folder of the checkpoints.
         groups: this rank's process groups.
         storage: the folders of checkpoints; None: all ranks share one.
-        patience: seconds to wait for another training to end.
+        patience: seconds to wait for another run to end.
 
     Raises:
-        FolderInUseError: another training saves there; the same on all ranks.
+        FolderInUseError: another run saves there; the same on all ranks.
         CheckpointError: the folder cannot be created; the same on all ranks.
     """
     storage = storage or Storage.shared(groups)
@@ -167,15 +167,15 @@ def folder_lock(directory: Path, *, patience: float, use: str) -> Iterator[None]
 
     Args:
         directory: the folder.
-        patience: seconds to wait for another training.
-        use: what a training that holds the lock does with the folder, for messages.
+        patience: seconds to wait for another run.
+        use: what a run that holds the lock does with the folder, for messages.
 
     Raises:
-        FolderInUseError: another training holds it.
+        FolderInUseError: another run holds it.
         OSError: the folder or the file of the lock cannot be created.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    # Without kernel locks, filelock would fall back to a file that a killed training leaves locked.
+    # Without kernel locks, filelock would fall back to a file that a killed run leaves locked.
     lock = FileLock(lock_of(directory), poll_interval=_POLL_SECONDS, fallback_to_soft=False)
     try:
         lock.acquire(timeout=max(patience, _LEAST_PATIENCE_SECONDS))
@@ -186,7 +186,7 @@ def folder_lock(directory: Path, *, patience: float, use: str) -> Iterator[None]
             raise
         # Some network file systems have no locks.
         logger.warning(
-            "cannot lock %s (%s): make sure that no other training %s it", directory, error.strerror, use
+            "cannot lock %s (%s): make sure that no other run %s it", directory, error.strerror, use
         )
     try:
         name_holder(directory)

@@ -1,8 +1,8 @@
-"""Claim an object store for the uploads of one training, and check at its start that it can be written to.
+"""Claim an object store for the uploads of one run, and check at its start that it can be written to.
 
-Each start of a training writes a new random number into the object `.owner` of the store, and before into a
+Each start of a run writes a new random number into the object `.owner` of the store, and before into a
 file of the same name in `save`, after which the store may have this number or the one before. An upload is
-refused if the store's number is another one. A training may claim a store that contains checkpoints only if
+refused if the store's number is another one. A run may claim a store that contains checkpoints only if
 they are its own: its `save` contains the store's number or the store's latest checkpoint, or that checkpoint
 is the one that it continues from.
 """
@@ -22,7 +22,7 @@ from neox_model.checkpoint.object_store import ObjectStore, latest_in
 __all__ = ["OWNER", "check_owner", "claim_store", "warn_of_newer"]
 
 OWNER = ".owner"
-"""Object of a store with the number of the training that uploads; file in `save` with the last numbers."""
+"""Object of a store with the number of the run that uploads; file in `save` with the last numbers."""
 
 _PATIENCE_SECONDS = 5.0
 _DIGITS = 32
@@ -36,11 +36,11 @@ def claim_store(url: str, save: Path, *, load: str | None, patience: float = _PA
     Args:
         url: URL of a folder in an object store.
         save: folder of the checkpoints; this process holds its lock.
-        load: folder or URL of the checkpoint that the training continues; None: it does not continue one.
+        load: folder or URL of the checkpoint that the run continues; None: it does not continue one.
         patience: seconds for which an operation that fails is repeated.
 
     Raises:
-        CheckpointError: the store cannot be read or written, or contains checkpoints of another training.
+        CheckpointError: the store cannot be read or written, or contains checkpoints of another run.
         OSError: a folder cannot be read or written.
     """
     try:
@@ -63,7 +63,7 @@ def claim_store(url: str, save: Path, *, load: str | None, patience: float = _PA
 
 
 def check_owner(store: ObjectStore, number: str) -> None:
-    """Refuse an upload if another training has claimed the store since.
+    """Refuse an upload if another run has claimed the store since.
 
     Raises:
         CheckpointError: it has, the claim was deleted, or the store cannot be read.
@@ -71,25 +71,25 @@ def check_owner(store: ObjectStore, number: str) -> None:
     found = store.read(OWNER)
     if found is None:
         raise CheckpointError(
-            f"{store.url}/{OWNER}, which this training wrote at its start, was deleted: its claim to the "
-            "store is lost; start the training again, which writes it anew and uploads what is missing",
+            f"{store.url}/{OWNER}, which this run wrote at its start, was deleted: its claim to the "
+            "store is lost; start the run again, which writes it anew and uploads what is missing",
             code="lost-claim",
         )
     if found != number.encode():
         raise CheckpointError(
-            f"another training has started to upload to {store.url}; end one of the two, or give it another "
+            f"another run has started to upload to {store.url}; end one of the two, or give it another "
             "folder as checkpoint-store",
             code="other-claim",
         )
 
 
 def warn_of_newer(save: Path, url: str, iteration: int) -> None:
-    """Warn if `save` contains a newer checkpoint than the one of a store from which a training continues."""
+    """Warn if `save` contains a newer checkpoint than the one of a store from which a run continues."""
     newer = [path for path in complete_checkpoints(save) if (iteration_of(path.name) or 0) > iteration]
     if newer:
         logger.warning(
             "%s contains %s, which is newer than the checkpoint of iteration %d that %s contains: this "
-            "training continues from the older one and will replace it; to continue from the newer one, stop "
+            "run continues from the older one and will replace it; to continue from the newer one, stop "
             "and set load: %s",
             save,
             newer[-1].name,
@@ -113,7 +113,7 @@ def _refuse_checkpoints_of_others(store: ObjectStore, save: Path, load: str | No
     paths = [place / MANIFEST for place in places]
     if not any(path.is_file() and path.read_bytes() == manifest for path in paths):
         raise CheckpointError(
-            f"it contains {name} of another training, which is neither in {save} nor the checkpoint that "
-            "this training continues from; set checkpoint-store to another folder, or, to continue that "
+            f"it contains {name} of another run, which is neither in {save} nor the checkpoint that "
+            "this run continues from; set checkpoint-store to another folder, or, to continue that "
             f"training, set load: {store.url}"
         )

@@ -1,6 +1,6 @@
 """The program that uploads one checkpoint to an object store, in a separate process at the lowest priority.
 
-It ends when its standard input closes, that is, with the training that started it. Its standard output is the
+It ends when its standard input closes, that is, with the run that started it. Its standard output is the
 reason of a failure.
 """
 
@@ -39,10 +39,10 @@ def upload(folder: Path, store: ObjectStore, *, owner: str | None = None) -> Non
     Args:
         folder: the checkpoint. If it is deleted or replaced meanwhile, the upload fails; it never mixes two.
         store: where to upload it.
-        owner: what `claim_store` returned for the store; None: other trainings are not looked for.
+        owner: what `claim_store` returned for the store; None: other runs are not looked for.
 
     Raises:
-        CheckpointError: the store cannot be written to, or another training uploads to it.
+        CheckpointError: the store cannot be written to, or another run uploads to it.
         OSError: the checkpoint cannot be read, or was deleted.
     """
 
@@ -92,7 +92,7 @@ def _held(folder: Path) -> Iterator[Callable[[str], BinaryIO]]:
 @click.option("--owner")
 def main(folder: Path, url: str, chunk_bytes: int, patience: float, owner: str | None) -> None:
     """Upload the checkpoint FOLDER to the store URL."""
-    for number in STOP_SIGNALS:  # They stop the training, which decides when an upload ends.
+    for number in STOP_SIGNALS:  # They stop the run, which decides when an upload ends.
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     configure_logging(None)

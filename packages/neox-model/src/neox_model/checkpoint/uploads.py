@@ -29,7 +29,7 @@ class Uploads:
         directory: folder of the checkpoints; this process holds its lock.
         url: URL of a folder in an object store.
         chunk_bytes: bytes of each part of an upload.
-        owner: what `claim_store` returned for this folder and URL; None: other trainings are not looked for.
+        owner: what `claim_store` returned for this folder and URL; None: other runs are not looked for.
         patience: seconds for which an operation that fails is repeated.
     """
 
@@ -93,7 +93,7 @@ class Uploads:
         if self._failure is not None:
             raise CheckpointError(
                 f"the last checkpoint, {self._folder}, is complete there, but was not uploaded to "
-                f"{self._url}: {self._failure}; start the training again to upload it"
+                f"{self._url}: {self._failure}; start the run again to upload it"
             )
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ class Uploads:
                     text=True,
                     start_new_session=True,
                 )
-        except OSError as error:  # A full disk or too many processes must not end the training.
+        except OSError as error:  # A full disk or too many processes must not end the run.
             self._fail(f"its process cannot be started: {error}")
             self._unmark()
 

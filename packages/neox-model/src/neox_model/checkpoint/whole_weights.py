@@ -45,7 +45,7 @@ class WantedWeight:
 
 
 def is_continued(load: Path | None, groups: Groups) -> bool:
-    """Return True if a training continues from a checkpoint, whose weights replace all others. Collective.
+    """Return True if a run continues from a checkpoint, whose weights replace all others. Collective.
 
     Args:
         load: folder of the checkpoints to continue from; None: none.

@@ -67,7 +67,7 @@ class WriterProcess:
         return self._is_stuck
 
     def wait(self) -> None:
-        """Wait until the process has ended; now that the training waits, it need not be considerate."""
+        """Wait until the process has ended; now that the run waits, it need not be considerate."""
         if not self.done():
             priority.restore(self._process.pid)
         while not self.done():

@@ -55,7 +55,7 @@ class Checkpoint(StoredWeights):
 
     Args:
         folder: its folder (SAVE/global_step100).
-        is_compressed: accept a training with `compression_training`, whose weights are not all that its model
+        is_compressed: accept a run with `compression_training`, whose weights are not all that its model
             computes with.
 
     Attributes:
@@ -94,7 +94,7 @@ class Checkpoint(StoredWeights):
 
     @property
     def precision(self) -> DataType:
-        """Return the precision of the training's activations."""
+        """Return the precision of the run's activations."""
         recorded: Any = self._in_effect.get("training", {}).get("precision")
         return recorded if recorded in get_args(DataType) else "fp32"
 
@@ -156,7 +156,7 @@ class Checkpoint(StoredWeights):
             options: what these are called where they are given, for messages.
 
         Raises:
-            ConversionError: its files are missing, or are not those of the training.
+            ConversionError: its files are missing, or are not those of the run.
         """
         files = self.tokenizer_files(vocab_file=vocab_file, merge_file=merge_file)
         kind = self.resolved.config.tokenizer.tokenizer_type

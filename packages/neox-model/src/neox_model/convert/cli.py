@@ -38,7 +38,7 @@ _VOCAB_FILE = click.option(
     "--vocab-file",
     type=_FOLDER,
     metavar="FILE",
-    help="Tokenizer's file, if it is not where the training read it.",
+    help="Tokenizer's file, if it is not where the run read it.",
 )
 _MERGE_FILE = click.option(
     "--merge-file", type=_FOLDER, metavar="FILE", help="Tokenizer's second file, likewise."
@@ -267,9 +267,9 @@ def read_gpt_neox(folder: Path, output: Path, **options: Any) -> None:
 def make_plain(load: Path, output: Path, exact_inputs: bool, packed: bool, **of_transformers: Any) -> None:
     """Write a model that compression_training compressed as a plain one that computes the same.
 
-    Quantized and pruned weights have the values with which the training computes; pruned rows of the MLP are
+    Quantized and pruned weights have the values with which the run computes; pruned rows of the MLP are
     removed where that is possible. With --packed, the output is a model of transformers, whose quantized
-    matrices are whole numbers of as many bits as in the training (compressed-tensors).
+    matrices are whole numbers of as many bits as in training (compressed-tensors).
     """
     given = [name for name, value in of_transformers.items() if value is not None]
     if given and not packed:

@@ -113,7 +113,7 @@ def from_neox(
         recorded = recorded_config(
             resolve(load_config([aside / CONFIGURATION]), devices=1), tokenizer.tokenizer
         )
-        del recorded[SAMPLES_PER_ITERATION]  # That of model.yml is not that of the training.
+        del recorded[SAMPLES_PER_ITERATION]  # That of model.yml is not that of the run.
         joined = {each.ours: each for each in plan}
         written = write_checkpoint(
             aside,
@@ -166,7 +166,7 @@ def _progress(files: NeoXFiles, settings: Settings, iteration: int) -> dict[str,
 def _warn(files: NeoXFiles, iteration: int, norm: Norm, output: Path) -> None:
     """Log what the result does not contain, or computes differently from some versions of GPT-NeoX."""
     logger.warning(
-        "%s is of iteration %s; its optimizer states were not converted: a training from %s starts at "
+        "%s is of iteration %s; its optimizer states were not converted: a run from %s starts at "
         "iteration 0 with new ones, and can be continued at that iteration as the file describes",
         *(files.folder, f"{iteration:,}", output / CONFIGURATION),
     )

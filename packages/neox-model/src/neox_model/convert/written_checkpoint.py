@@ -51,7 +51,7 @@ def write_checkpoint(
         values: name -> the tensor's values in row-major order, in chunks of any shape, of its dtype.
         config: what the manifest records about the configuration.
         iteration: finished iterations.
-        progress: entries of the manifest that describe a training.
+        progress: entries of the manifest that describe a run.
 
     Raises:
         OSError: the disk is full or the folder cannot be written.

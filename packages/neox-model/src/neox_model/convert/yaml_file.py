@@ -13,7 +13,7 @@ __all__ = ["CONFIGURATION", "TRAINING", "write_settings"]
 CONFIGURATION = "model.yml"
 """Name of the file."""
 
-# What other trainings of the model keep comes first: the documentation cuts the file at the training. The
+# What other runs of the model keep comes first: the documentation cuts the file at the training. The
 # dropouts are among it, because their defaults are 0.1, as in GPT-NeoX.
 _GROUPS: Mapping[str, tuple[str, ...]] = {
     "Tokenizer": ("tokenizer-type", "vocab-file", "merge-file"),
@@ -43,7 +43,7 @@ TRAINING: Mapping[str, Any] = {
     "save-interval-minutes": 30,
     "log-interval": 10,
 }
-"""Parameters of a training that continues an imported model."""
+"""Parameters of a run that continues an imported model."""
 
 
 def write_settings(
@@ -75,7 +75,7 @@ def write_settings(
         f"#   neox-launch generate --config {here}",
         f"#   neox-launch --config {here} --set data-path=PREFIX --set save=FOLDER --set log-dir=FOLDER",
         "#",
-        "# To resume such a training, also pass --set load=FOLDER --set finetune=false; if train-iters",
+        "# To resume such a run, also pass --set load=FOLDER --set finetune=false; if train-iters",
         "# is changed, --set override-lr-scheduler=true as well.",
         *(f"# {note}".rstrip() for note in notes),
     ]

@@ -1,1 +1,1 @@
-"""The engine of a training: its contract, and its implementations."""
+"""The engine of a run: its contract, and its implementations."""

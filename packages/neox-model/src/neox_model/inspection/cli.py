@@ -109,7 +109,7 @@ def verify(folder: Path, iteration: int | None, every: bool, as_json: bool) -> N
 def diff(one: Path, other: Path, every: bool, as_json: bool) -> None:
     """Compare two checkpoints, of any layouts, tensor by tensor.
 
-    They differ if weights, states, counters, or parameters of the model or the training do. Other parameters,
+    They differ if weights, states, counters, or parameters of the model or of training do. Other parameters,
     layouts and versions are shown and do not count.
     """
     folders = find_checkpoint(one), find_checkpoint(other)
@@ -134,7 +134,7 @@ def diff(one: Path, other: Path, every: bool, as_json: bool) -> None:
 def convert_layout(folder: Path, iteration: int | None, output: Path) -> None:
     """Write a checkpoint again with whole tensors in few files, whatever layout wrote it.
 
-    A training does not require it, because every layout loads every checkpoint. It makes one file per 4 GB of
+    A run does not require it, because every layout loads every checkpoint. It makes one file per 4 GB of
     the files of all ranks, for a copy or an upload. All values stay the same to the last bit, also those of
     the optimizer and the random generators: `diff` finds no difference.
     """

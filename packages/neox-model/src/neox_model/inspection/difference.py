@@ -71,8 +71,8 @@ class Comparison:
         tensors: every tensor that is in one of them, in the order of the model.
         counters: counters, optimizer and schedule that differ.
         model: parameters of the model that differ.
-        training: parameters of the training that differ.
-        free: other parameters that differ; they change neither the model nor the training.
+        training: parameters of training that differ.
+        free: other parameters that differ; they change neither the model nor training.
         layout: sizes of the parallel groups that differ.
         packages: versions that differ.
         not_compared: what was not compared, with the reason.

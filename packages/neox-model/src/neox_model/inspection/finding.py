@@ -133,7 +133,7 @@ def all_checkpoints(given: Path) -> list[Path]:
 
 
 def is_latest(folder: Path) -> bool:
-    """Return whether a training would resume from a checkpoint: `latest` names it, or else it is the last."""
+    """Return whether a run would resume from a checkpoint: `latest` names it, or else it is the last."""
     here = folder.absolute()
     try:
         text = (here.parent / LATEST).read_text(encoding="utf-8")

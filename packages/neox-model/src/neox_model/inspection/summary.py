@@ -101,7 +101,7 @@ def describe(found: Mapping[str, Any]) -> Iterator[str]:
     yield found["folder"]
     curve = found["schedule"].get("curve")
     shown = _pairs(curve) if isinstance(curve, Mapping) else "unknown"
-    latest = " (the latest: a training resumes from it)" if found["is_latest"] else ""
+    latest = " (the latest: a run resumes from it)" if found["is_latest"] else ""
     rows = {
         "iteration": f"{found['iteration']:,}{latest}",
         "model": ", ".join(f"{label} {_value(value)}" for label, value in found["model"].items()),

@@ -1,4 +1,4 @@
-"""Compute the throughput of a training, in tokens and floating-point operations per second."""
+"""Compute the throughput of a run, in tokens and floating-point operations per second."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ class Throughput:
         flops_per_token: floating-point operations of training per token, without recomputation; attention
             as if every token saw the whole sequence.
         causal_flops_per_token: the same without what the causal mask hides.
-        num_devices: number of devices of the training.
+        num_devices: number of devices of the run.
         peak_tflops: peak TFLOP/s of one device; None if it is not known.
     """
 
@@ -23,7 +23,7 @@ class Throughput:
     peak_tflops: float | None = None
 
     def rates(self, tokens: int, seconds: float) -> dict[str, float]:
-        """Return tokens/s of the whole training, TFLOP/s per device, and the share of the peak (MFU).
+        """Return tokens/s of the whole run, TFLOP/s per device, and the share of the peak (MFU).
 
         TFLOP/s and `throughput/mfu` count attention as if every token saw the whole sequence;
         `throughput/mfu_causal` leaves out what the causal mask hides.

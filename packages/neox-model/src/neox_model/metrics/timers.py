@@ -49,7 +49,7 @@ class Phases:
 
     Args:
         synchronize: waits for the device before every reading of the clock, so that a phase includes the work
-            that it has started; a training with this is slower.
+            that it has started; a run with this is slower.
         clock: returns seconds since a fixed time.
     """
 

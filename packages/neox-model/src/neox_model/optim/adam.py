@@ -1,6 +1,6 @@
 """Adam with decoupled (AdamW) or plain weight decay, as torch's fused implementation.
 
-DeepSpeed's Adam kernels are compiled at the first start of a training; torch's require no compiler. Adam
+DeepSpeed's Adam kernels are compiled at the first start of a run; torch's require no compiler. Adam
 without bias correction, which torch lacks, is implemented here with plain operations.
 """
 

@@ -48,7 +48,7 @@ def skips_on_device(optimizer: Optimizer) -> bool:
 
 
 class MixedPrecisionOptimizer:
-    """Wraps an optimizer so that one call of `step` is a whole update of the training.
+    """Wraps an optimizer so that one call of `step` is a whole update of the run.
 
     Args:
         optimizer: over the model's float32 parameters. Its groups are changed to contain the master weights.

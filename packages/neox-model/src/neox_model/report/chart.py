@@ -39,7 +39,7 @@ def draw_loss_curve(run: Run, picture: Path) -> Path:
         name: list(zip(column.iterations, column.values, strict=True)) for name, column in columns.items()
     }
     if not curves:
-        raise ModelError(f"{run.record} contains no loss; wait until the training has logged some iterations")
+        raise ModelError(f"{run.record} contains no loss; wait until the run has logged some iterations")
     require("matplotlib", because="neox-report", install="matplotlib")
     from matplotlib.figure import Figure
 

@@ -40,7 +40,7 @@ __all__ = ["main"]
 def main(runs: tuple[Path, ...], output: Path | None, png: Path | None) -> None:
     """Write one HTML page about the runs with the log folders RUN (log-dir), and plot the loss.
 
-    RUN may also be the record of an earlier training: a training that starts from the beginning renames the
+    RUN may also be the record of an earlier run: a run that starts from the beginning renames the
     metrics.jsonl that it finds in its log-dir to metrics.1.jsonl, or the next free number.
 
     The page opens without a network: curves of the loss, learning rate, norms, throughput and memory,
@@ -82,7 +82,7 @@ def main(runs: tuple[Path, ...], output: Path | None, png: Path | None) -> None:
     for run in runs:
         for record in earlier_records(run):
             command = f"neox-report {shlex.quote(str(record))}"
-            click.echo(f"{record} is the record of an earlier training; show it with: {command}", err=True)
+            click.echo(f"{record} is the record of an earlier run; show it with: {command}", err=True)
 
 
 def _beside(run: Path, name: str) -> Path:

@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 _HEAD = ("time", "attempt", "iteration")
-# A training that starts from the beginning renames the record of an earlier one to metrics.1.jsonl.
+# A run that starts from the beginning renames the record of an earlier one to metrics.1.jsonl.
 _EARLIER = re.compile(rf"{Path(RECORD).stem}\.([0-9]+){Path(RECORD).suffix}")
 
 
@@ -66,7 +66,7 @@ class Column:
 
 @dataclass(slots=True, kw_only=True)
 class Attempt:
-    """One start of the training.
+    """One start of the run.
 
     Args:
         number: from 1.
@@ -101,7 +101,7 @@ class Run:
     """A run as its files show it.
 
     Args:
-        source: the log folder, or in it the record of an earlier training.
+        source: the log folder, or in it the record of an earlier run.
         label: its name among several runs; empty: the name of the source.
         columns: the metrics in effect, by name.
         repeated: the metrics of iterations that a later attempt repeated, by number of the attempt.
@@ -166,7 +166,7 @@ def read_run(source: Path) -> Run:
     """Read the files of a run.
 
     Args:
-        source: its log folder, or in it the record of an earlier training.
+        source: its log folder, or in it the record of an earlier run.
 
     Raises:
         OSError: it cannot be read.
@@ -207,7 +207,7 @@ def read_run(source: Path) -> Run:
 
 
 def earlier_records(source: Path) -> list[Path]:
-    """Return the records of earlier trainings in a log folder, oldest first; none of a file."""
+    """Return the records of earlier runs in a log folder, oldest first; none of a file."""
     numbers = [(int(match[1]), path) for path in source.glob("*") if (match := _EARLIER.fullmatch(path.name))]
     return [path for _, path in sorted(numbers)]
 

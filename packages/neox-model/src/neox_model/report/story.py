@@ -25,7 +25,7 @@ __all__ = [
 _NAMED = 5
 _OF_EVERY_EVENT = ("time", "attempt", "iteration", "event")
 RUNNING_SECONDS = 600
-"""A record without an end whose last line is younger is taken for that of a running training."""
+"""A record without an end whose last line is younger is taken for that of a running run."""
 Row = tuple[str, str, str, str, str]
 """Time, iteration, kind, what in words, details."""
 
@@ -180,7 +180,7 @@ def _attempt_rows(attempt: Attempt, changed: Sequence[Change]) -> Iterator[tuple
     yield from (_failure_row(alike, attempt.last) for alike in _alike(attempt.failures))
     if attempt.end is None:
         return
-    text = {"finished": "the training is finished", "stopped": "the training was stopped"}
+    text = {"finished": "the run is finished", "stopped": "the run was stopped"}
     reason, message = str(attempt.end.get("reason")), str(attempt.end.get("message") or "")
     failed = [_first_line(failure.get("message")) for failure in attempt.failures]
     if reason in text:

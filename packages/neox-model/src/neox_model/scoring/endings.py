@@ -25,7 +25,7 @@ _Found = TypeVar("_Found")
 
 
 class EvaluationEndedError(ModelError):
-    """Base class of what ends an evaluation on all ranks, and does not end a training."""
+    """Base class of what ends an evaluation on all ranks, and does not end a run."""
 
 
 class NotFiniteError(EvaluationEndedError):

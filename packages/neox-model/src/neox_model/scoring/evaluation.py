@@ -133,7 +133,7 @@ class TextEvaluation:
 
         Args:
             results: what to write.
-            checkpoint: folder of the weights; None: those of the running training.
+            checkpoint: folder of the weights; None: those of the running run.
         """
         packages = dict(package_versions())
         if self._harness is not None:

@@ -2,7 +2,7 @@
 
 That model computes like `neox-launch generate` and `neox-launch evaluate`, for every engine, ZeRO stage and
 partition of a pipeline. The copy exists during an evaluation: the rank's part of the model, whole, in the
-training's precision.
+run's precision.
 """
 
 import torch

@@ -16,7 +16,7 @@ def use_deterministic_algorithms(section: TrainingSection, *, compiles: bool) ->
     Call it before the first matrix product on a GPU.
 
     Args:
-        section: of the training.
+        section: of the run.
         compiles: layers may be compiled.
     """
     if not section.deterministic:

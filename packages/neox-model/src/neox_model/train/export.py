@@ -1,4 +1,4 @@
-"""Export the last checkpoint of a training to transformers (`hf_export`)."""
+"""Export the last checkpoint of a run to transformers (`hf_export`)."""
 
 import logging
 import os
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_export(resolved: Resolved, tokenizer: Tokenizer) -> None:
-    """Check at the start of a training that its model can be exported at the end.
+    """Check at the start of a run that its model can be exported at the end.
 
     Raises:
         NeoXError: the folder exists, transformers is not installed or has no such model or tokenizer, or its
@@ -71,7 +71,7 @@ def export(run: Run) -> None:
     if run.groups.world.rank != 0 or section.hf_export is None or section.save is None:
         return
     if state.stop_reason is not None:
-        logger.info("nothing is exported to %s, because the training was stopped", section.hf_export)
+        logger.info("nothing is exported to %s, because the run was stopped", section.hf_export)
         return
     load = Path(section.save) / checkpoint_name(state.iteration)
     command = [sys.executable, "-P", "-m", "neox_model.convert", "to-hf"]
@@ -83,7 +83,7 @@ def export(run: Run) -> None:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         reason = lines[-1].removeprefix("Error: ")
         raise NeoXError(
-            f"hf-export: the training is complete and saved, but was not exported: {reason}; to "
+            f"hf-export: the run is complete and saved, but was not exported: {reason}; to "
             f"export it, run: neox-convert to-hf --load {load} --output {section.hf_export}"
         )
     logger.info("%s", done.stdout.strip())

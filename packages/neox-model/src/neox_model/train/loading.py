@@ -42,7 +42,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 Owner = Callable[[int], Mapping[str, str]]
-"""Returns what identifies a training and the order of its first samples, of which the number is given."""
+"""Returns what identifies a run and the order of its first samples, of which the number is given."""
 
 
 def folder_to_load(
@@ -51,7 +51,7 @@ def folder_to_load(
     """Return the folder of checkpoints to load from, None to start anew. Collective over all ranks.
 
     Raises:
-        CheckpointError: an object store contains no checkpoint, and this training does not save to it.
+        CheckpointError: an object store contains no checkpoint, and this run does not save to it.
     """
     if section.load is None:
         return None
@@ -115,14 +115,14 @@ def load_into(run: Run, position: Position) -> bool:
         )
     if run.state.position != position:
         raise CheckpointError(
-            f"another checkpoint appeared in {section.load} while this training was starting; start again, "
-            "and make sure that no other training saves to that folder"
+            f"another checkpoint appeared in {section.load} while this run was starting; start again, "
+            "and make sure that no other run saves to that folder"
         )
     return iteration is not None
 
 
 def has_start(section: CheckpointSection, resumes: bool) -> bool:
-    """Return whether `save` already contains the state from which this training starts."""
+    """Return whether `save` already contains the state from which this run starts."""
     if section.load is None or section.save is None or not resumes:
         return False
     starts_anew = section.finetune or section.no_load_optim or section.no_load_rng
@@ -132,7 +132,7 @@ def has_start(section: CheckpointSection, resumes: bool) -> bool:
 
 
 def add_left_out(run: Run) -> None:
-    """Add the samples that rollbacks left out to the state; in `save`, another training's list is deleted.
+    """Add the samples that rollbacks left out to the state; in `save`, another run's list is deleted.
 
     Collective over all ranks. A rollback writes to `save`, and if that contains no checkpoint yet, the next
     attempt resumes from `load` again; therefore both are read.
@@ -158,7 +158,7 @@ def add_left_out(run: Run) -> None:
 
 
 def owner_of(run: Run) -> Owner:
-    """Return what identifies a training in its list of samples to leave out, on rank 0."""
+    """Return what identifies a run in its list of samples to leave out, on rank 0."""
     model = json.dumps(in_effect(run.resolved)["model"], sort_keys=True, allow_nan=False)
     digest = hashlib.sha256(model.encode()).hexdigest()[:16]
     return lambda count: {"model": digest, "samples": digest_of_samples(run.datasets["train"], count)}
@@ -168,7 +168,7 @@ def _left_out_in(folder: Path, owner: Owner, *, save: str | None, load: Path | N
     found = read_left_out(folder, owner)
     if found is not None:
         return found
-    others = "belongs to a training of another model or of other samples"
+    others = "belongs to a run of another model or of other samples"
     is_saved_to = save is not None and folder.resolve() == Path(save).resolve()
     if not is_saved_to or (load is not None and folder.resolve() == load.resolve()):
         logger.warning("%s %s and is not used", folder / LEFT_OUT, others)
@@ -200,7 +200,7 @@ def leave_out(run: Run, ranges: Ranges) -> None:
 
 
 def write_left_out(folder: Path, ranges: Ranges, owner: Owner) -> None:
-    """Write the ranges of samples that later attempts of this training leave out."""
+    """Write the ranges of samples that later attempts of this run leave out."""
     content = {"left_out": [list(each) for each in ranges], "owner": owner(_end(ranges))}
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_write(folder / LEFT_OUT, is_durable=True) as file:
@@ -209,7 +209,7 @@ def write_left_out(folder: Path, ranges: Ranges, owner: Owner) -> None:
 
 
 def read_left_out(folder: Path, owner: Owner) -> Ranges | None:
-    """Return the ranges of samples to leave out; None if the file belongs to another training.
+    """Return the ranges of samples to leave out; None if the file belongs to another run.
 
     Raises:
         CheckpointError: the file exists and cannot be read, or is damaged.

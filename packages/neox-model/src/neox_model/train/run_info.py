@@ -128,7 +128,7 @@ def code_version() -> dict[str, str | None]:
 
 def _folder_of(package: str) -> Path:
     found = find_spec(package)
-    assert found is not None, f"{package} is imported by the training"
+    assert found is not None, f"{package} is imported by the run"
     assert found.origin is not None, f"{package} has an __init__.py"
     return Path(found.origin).parent
 

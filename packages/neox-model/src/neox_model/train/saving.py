@@ -20,7 +20,7 @@ __all__ = ["build_uploads", "check_saves", "claim_folder", "save_run"]
 
 
 def claim_folder(folder: str | None, groups: Groups, storage: Storage) -> AbstractContextManager[None]:
-    """Lock the folder of checkpoints against other trainings, as a context manager. Collective."""
+    """Lock the folder of checkpoints against other runs, as a context manager. Collective."""
     # A host that lost its connection in the last attempt may keep running, and hold the lock, for that long.
     patience = 120.0 if is_restart() else 0.0
     if folder is None:
@@ -56,7 +56,7 @@ def build_uploads(section: CheckpointSection, groups: Groups) -> Uploads | None:
     """Build the uploads to an object store, on rank 0, if they are configured. Collective over all ranks.
 
     Raises:
-        CheckpointError: the store cannot be written to, or contains checkpoints of another training; the same
+        CheckpointError: the store cannot be written to, or contains checkpoints of another run; the same
             on all ranks.
     """
     if section.save is None or section.checkpoint_store is None:

@@ -1,4 +1,4 @@
-"""The state of a training that changes and is saved in checkpoints, and the report of an iteration."""
+"""The state of a run that changes and is saved in checkpoints, and the report of an iteration."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,10 +44,10 @@ class StepReport:
 
 @dataclass(kw_only=True)
 class TrainState:
-    """Progress of the training.
+    """Progress of the run.
 
     Args:
-        last_iteration: number of iterations after which the training is complete.
+        last_iteration: number of iterations after which the run is complete.
         samples_per_iteration: of this run, over all data-parallel ranks.
         iteration: finished optimizer updates, including skipped ones, which also used their data.
         skipped_iterations: updates skipped because a gradient or the loss was not finite, or the loss was a
@@ -61,7 +61,7 @@ class TrainState:
         left_out: ranges of samples that are read but not trained on.
         recent_losses: losses with which the next one is compared; None: none.
         forward_pass: result of `ForwardCheck` at the last save or load; None: none.
-        stop_reason: why the training ends before its last iteration; not saved.
+        stop_reason: why the run ends before its last iteration; not saved.
         is_hurried: shutdown is urgent: only save.
     """
 

@@ -53,18 +53,18 @@ def open_writers(
     values: Mapping[str, Any],
     position: Position = START,
 ) -> list[MetricWriter]:
-    """Open the configured writers; a failure later does not end the training.
+    """Open the configured writers; a failure later does not end the run.
 
-    A training that resumes in its own folder of checkpoints continues its runs of Weights & Biases and Comet.
+    A run that resumes in its own folder of checkpoints continues its runs of Weights & Biases and Comet.
 
     Args:
         section: the writers that count iterations.
         monitors: those that count samples.
         checkpoint: folders of the checkpoints.
-        last_iteration: of the training.
+        last_iteration: of the run.
         batch: samples per update over all devices.
-        values: the parameters of the training, for services.
-        position: position in the data that the training continues from.
+        values: the parameters of the run, for services.
+        position: position in the data that the run continues from.
 
     Raises:
         NeoXError: a folder cannot be written, or a service refuses the run.
@@ -88,10 +88,10 @@ def open_writers(
 
 
 class RunKeys:
-    """The keys of a training's runs of Weights & Biases and Comet, so that a resumed training continues them.
+    """The keys of a run at Weights & Biases and Comet, so that a resumed run continues them.
 
-    The file is in the folder of the checkpoints: a training that continues the checkpoints of another folder
-    starts new runs, because the other training may still write to its own.
+    The file is in the folder of the checkpoints: a run that continues the checkpoints of another folder
+    starts new runs, because the other run may still write to its own.
 
     Args:
         folder: folder of the checkpoints; None: keys are not stored.

@@ -1,1 +1,1 @@
-"""Comparison of trainings for `neox-launch verify-resume`: their steps, then their checkpoints."""
+"""Comparison of runs for `neox-launch verify-resume`: their steps, then their checkpoints."""

@@ -9,11 +9,11 @@ from neox_launcher.protocol.verification import Answer, Check
 __all__ = ["Findings"]
 
 _ADVICE = {
-    "repeat": "two trainings from the same start differ before the resume: the training is not "
-    "deterministic here (kernels, hardware), so a resumed training cannot be compared to the last bit",
+    "repeat": "two runs from the same start differ before the resume: the run is not "
+    "deterministic here (kernels, hardware), so a resumed run cannot be compared to the last bit",
     "restored": "the checkpoint, loading it, or the configuration has changed it",
     "data": "neox-data trace --config FILE --iteration {before} lists the documents of that iteration",
-    "order": "the data files or the parameters that select the samples differ from the existing training's",
+    "order": "the data files or the parameters that select the samples differ from the existing run's",
     "step": "everything before this is equal, including the restored state",
     "final": "everything before this is equal",
 }

@@ -1,4 +1,4 @@
-"""Read the records written by the ranks of a training (`neox_model.train.callbacks.record`)."""
+"""Read the records written by the ranks of a run (`neox_model.train.callbacks.record`)."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ Line = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Records of all ranks of a training.
+    """Records of all ranks of a run.
 
     Args:
         places: rank to its coordinates in the layout.

@@ -1,4 +1,4 @@
-"""Largest allowed differences between trainings on different layouts, by precision.
+"""Largest allowed differences between runs on different layouts, by precision.
 
 Layouts sum in different orders. An adaptive optimizer divides each gradient by its magnitude, so an element
 whose gradient is rounding noise changes at random, as it does if only the sign of the gradient counts; such

@@ -1,4 +1,4 @@
-"""Compare two trainings: steps, the state at the interruption, and the final state."""
+"""Compare two runs: steps, the state at the interruption, and the final state."""
 
 import logging
 from collections.abc import Callable, Mapping, Set
@@ -34,16 +34,16 @@ logger = logging.getLogger(__name__)
 
 
 def compare_from(_: object) -> None:
-    """Compare the trainings given by the launcher, and report the answer to it.
+    """Compare the runs given by the launcher, and report the answer to it.
 
-    The configuration of the trainings is not read: the request is in the environment.
+    The configuration of the runs is not read: the request is in the environment.
     """
     me = read_rank()
     report_facts(me.rank if me else 0, compare(Comparison.from_environment()).as_facts())
 
 
 def compare(comparison: Comparison) -> Answer:
-    """Compare an uninterrupted training with a resumed one.
+    """Compare an uninterrupted run with a resumed one.
 
     Raises:
         NeoXError: a record or a checkpoint is missing or damaged.
@@ -51,8 +51,8 @@ def compare(comparison: Comparison) -> Answer:
     findings = Findings()
     limits = None if comparison.rounding is None else LIMITS[comparison.rounding]
     resumed = _record(comparison.resumed, range(0))
-    assert resumed is not None, "the resumed training is always recorded"
-    # An iteration recorded by only some ranks was in progress when the training failed.
+    assert resumed is not None, "the resumed run is always recorded"
+    # An iteration recorded by only some ranks was in progress when the run failed.
     last = max(
         (number for number, ranks in resumed.steps.items() if ranks.keys() >= resumed.places.keys()),
         default=comparison.middle,
@@ -75,7 +75,7 @@ def compare(comparison: Comparison) -> Answer:
     if is_complete:
         _compare_last(comparison, limits, findings)
     else:
-        findings.skip("final state", "tensors", f"the resumed training ended after iteration {last:,}")
+        findings.skip("final state", "tensors", f"the resumed run ended after iteration {last:,}")
     advice = {comparison.middle: "restored", comparison.end: "step"}
     compare_copies(resumed, findings, row="copies of weights", advice=advice)
     return findings.answer()
@@ -98,7 +98,7 @@ def _record(side: Side, iterations: range) -> Record | None:
 def _compare_restored(
     comparison: Comparison, expected: Record | None, resumed: Record, findings: Findings
 ) -> None:
-    """Compare the state that the resumed training loaded with that of the uninterrupted one."""
+    """Compare the state that the resumed run loaded with that of the uninterrupted one."""
     middle = comparison.middle
     one, other = _state(comparison.expected.middle), _state(comparison.resumed.middle)
     _compare_tensors("restored", one, other, middle, findings)
@@ -125,7 +125,7 @@ def _compare_restored(
             findings.count(row, len(there))
             for place in in_model_order(here.keys() | there.keys()):
                 if here.get(place) != there.get(place):
-                    text = f"{place} {what} of rank {rank} is not what the uninterrupted training held"
+                    text = f"{place} {what} of rank {rank} is not what the uninterrupted run held"
                     findings.differ(row, text, iteration=middle, advice="restored")
 
 
@@ -154,7 +154,7 @@ def _compare_last(comparison: Comparison, limits: Limits | None, findings: Findi
     end = comparison.end
     beyond = None if limits is None else (_state(comparison.expected.middle), limits)
     _compare_tensors("final", one, other, end, findings, beyond=beyond)
-    # The existing training may have run evaluations; the resumed one runs them only on request.
+    # The existing run may have run evaluations; the resumed one runs them only on request.
     is_comparable = comparison.expected.record is not None or comparison.evaluates
     without = set() if is_comparable else {"training.validation_samples"}
     _compare_numbers("final", one, other, end, findings, exact=limits is None, without=without)
@@ -244,7 +244,7 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _compare_order(comparison: Comparison, findings: Findings, *, is_complete: bool) -> None:
     """Compare the digests of the sample order stored in the checkpoints."""
-    findings.skip("data", "samples", "the existing training left no record of its batches")
+    findings.skip("data", "samples", "the existing run left no record of its batches")
     row = "order of samples"
     findings.row(row, "checkpoints")
     expected, resumed = comparison.expected, comparison.resumed
@@ -266,10 +266,10 @@ def _compare_order(comparison: Comparison, findings: Findings, *, is_complete: b
 def _compare_metrics(
     comparison: Comparison, resumed: Record, limits: Limits | None, findings: Findings
 ) -> None:
-    """Compare with the metrics written by the existing training, if any."""
+    """Compare with the metrics written by the existing run, if any."""
     path = comparison.expected.metrics
     if path is None or not Path(path).is_file():
-        findings.skip("losses", "steps", "the existing training has no metrics.jsonl in log-dir")
+        findings.skip("losses", "steps", "the existing run has no metrics.jsonl in log-dir")
         return
     recorded = list(read_metrics(Path(path)))
     # Metric -> its name here, its limit, and how it is recorded.
@@ -286,7 +286,7 @@ def _compare_metrics(
 
 
 def _state(folder: str | None) -> State:
-    assert folder is not None, "every training that is compared leaves its states"
+    assert folder is not None, "every run that is compared leaves its states"
     return State(Path(folder))
 
 
@@ -294,7 +294,7 @@ def compare_copies(record: Record, findings: Findings, *, row: str, advice: Mapp
     """Compare the weights in use on all ranks: replicas, tensor-parallel copies and tied weights.
 
     Args:
-        record: record of the training.
+        record: record of the run.
         findings: collects the differences.
         row: row of the table.
         advice: iteration to the key of the advice for a difference in its state.

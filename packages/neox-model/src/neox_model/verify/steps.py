@@ -1,4 +1,4 @@
-"""Compare the iterations of two trainings."""
+"""Compare the iterations of two runs."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -31,8 +31,8 @@ class Steps:
     """Two records and the settings of their comparison.
 
     Args:
-        expected: record of the uninterrupted training.
-        found: record of the other training.
+        expected: record of the uninterrupted run.
+        found: record of the other run.
         iterations: iterations to compare.
         samples: number of samples per iteration.
         limits: differences considered rounding; None requires equality to the last bit.
@@ -48,7 +48,7 @@ class Steps:
 
 
 def compare_repeated(steps: Steps, findings: Findings) -> None:
-    """Compare the iterations of two trainings before the interruption."""
+    """Compare the iterations of two runs before the interruption."""
     findings.row(REPEATED, "steps")
     for iteration in steps.iterations:
         findings.count(REPEATED)
@@ -58,7 +58,7 @@ def compare_repeated(steps: Steps, findings: Findings) -> None:
 
 
 def compare_resumed(steps: Steps, findings: Findings) -> None:
-    """Compare the iterations of a resumed training, kind by kind."""
+    """Compare the iterations of a resumed run, kind by kind."""
     for name, compare in _KINDS.items():
         unit = _UNITS.get(name, "steps")
         findings.row(name, unit)
@@ -89,13 +89,13 @@ def _first_sample(steps: Steps, iteration: int) -> int:
 
 
 def _instead(steps: Steps, found: str, iteration: int) -> str:
-    """Describe which sample was read instead, if the uninterrupted training read it in another iteration."""
+    """Describe which sample was read instead, if the uninterrupted run read it in another iteration."""
     for other in sorted(steps.expected.steps, key=lambda other: abs(other - iteration)):
         samples, _ = steps.expected.samples(other)
         if found in samples:
             number = _first_sample(steps, other) + samples.index(found)
             return f"sample {number:,} of iteration {other:,} was read instead"
-    return "other tokens were read, which the uninterrupted training read in no iteration"
+    return "other tokens were read, which the uninterrupted run read in no iteration"
 
 
 def _data(steps: Steps, iteration: int) -> _Result:
@@ -253,7 +253,7 @@ def compare_numbers(
     findings.row(row, "steps")
     both = sorted(wanted.keys() & found.keys())
     if not both:
-        findings.skip(row, "steps", "none of these iterations is recorded in both trainings")
+        findings.skip(row, "steps", "none of these iterations is recorded in both runs")
     for iteration in both:
         findings.count(row)
         findings.measure(row, _relative(wanted[iteration], found[iteration]))

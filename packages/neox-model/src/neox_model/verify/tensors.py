@@ -171,8 +171,8 @@ def differences_beyond_rounding(
 
     Args:
         middle: the state at the interruption.
-        expected: the final state of the uninterrupted training.
-        found: the final state of the resumed training.
+        expected: the final state of the uninterrupted run.
+        found: the final state of the resumed run.
         limits: differences considered rounding.
         of_weights: compare weights; otherwise optimizer states.
 

@@ -1,1 +1,1 @@
-"""Comparison of one training on several processes with the same in one, for `neox-launch verify-layout`."""
+"""Comparison of one run on several processes with the same in one, for `neox-launch verify-layout`."""

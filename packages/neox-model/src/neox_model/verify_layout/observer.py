@@ -1,4 +1,4 @@
-"""What a training computes, recorded in one process and compared on several."""
+"""What a run computes, recorded in one process and compared on several."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -60,7 +60,7 @@ class Values:
 
 
 class _Observer(Callback):
-    """Sees every update of a training: before it is applied, and after."""
+    """Sees every update of a run: before it is applied, and after."""
 
     def on_load(self) -> None:
         """Observe a run from its next step on."""
@@ -87,7 +87,7 @@ class _Observer(Callback):
         raise NotImplementedError
 
     def take(self, kind: str, part: Part, target: Tensor, *, is_split: bool, scale: float = 1.0) -> None:
-        """Take this rank's part of a tensor; `target` has its elements, times `scale`, in the training."""
+        """Take this rank's part of a tensor; `target` has its elements, times `scale`, in the run."""
         raise NotImplementedError
 
     def on_step(self, report: StepReport) -> None:

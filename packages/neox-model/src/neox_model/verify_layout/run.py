@@ -29,11 +29,11 @@ _VALUES = "reference.pt"
 
 
 def verify_in(groups: Groups, resolved: Resolved) -> None:
-    """Compare a training on this layout with one process. Collective over all ranks.
+    """Compare a run on this layout with one process. Collective over all ranks.
 
     The answer of rank 0 goes to the launcher.
     """
-    # What a training logs is not of interest here.
+    # What a run logs is not of interest here.
     for package in ("neox_data", "neox_model"):
         logging.getLogger(package).setLevel(logging.WARNING)
     request = LayoutRequest.from_environment()

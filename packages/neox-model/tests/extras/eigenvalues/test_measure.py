@@ -16,6 +16,7 @@ from neox_model.parallel.groups import SINGLE_PROCESS, SINGLE_RANK
 from neox_model.train.data.batch import Batch, as_batch, weighted_by_micro_batch
 from neox_model.train.state import StepReport, TrainState
 from support.distributed import run_ranks
+from support.refusals import refused
 from support.runs import CountingStep, Record, a_run, train
 from support.settings import resolved_from, specs_from
 
@@ -184,7 +185,7 @@ def test_a_function_without_second_derivative_is_reported():
     activation = model.stack[1].mlp.activation
     model.stack[1].mlp.activation = lambda value: Once.apply(activation(value))
     found = Eigenvalues(model, section(), data=SINGLE_RANK, seed=1)
-    with pytest.raises(ModelError, match="has no second derivative"):
+    with refused(ModelError, "no second derivative"):
         found.measure(batches_of(1))
 
 

@@ -14,6 +14,7 @@ from neox_data.tokenizers.char_level import CharLevelTokenizer
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.train.callbacks.forward_check import ForwardCheck
 from support.distributed import run_ranks
+from support.refusals import refused
 from support.settings import SMALL_TRAINING, resolved_from
 
 
@@ -27,7 +28,7 @@ def test_another_loss_is_refused_and_an_unknown_one_is_reported(caplog):
     for loss in (2.0, 2.001):
         check.compare(saved | {"loss": loss}, source="here")
     for loss in (2.01, 1.9, math.nan):
-        with pytest.raises(CheckpointError, match=r"the model loaded from here has the loss 2 .* to use it"):
+        with refused(CheckpointError, "loss 2"):
             check.compare(saved | {"loss": loss}, source="here")
     for unknown in (
         None,
@@ -50,7 +51,7 @@ def test_the_tolerance_is_the_larger_one_of_both_precisions(before, now):
     saved = check_of(2.0, precision=before).result()
     check_of(2.003, precision=now).compare(saved, source="here")
     exact = check_of(2.0, precision="fp32").result()
-    with pytest.raises(CheckpointError, match="checkpoint-validation-with-forward-pass: false"):
+    with refused(CheckpointError, "checkpoint-validation-with-forward-pass"):
         check_of(2.003, precision="fp32").compare(exact, source="here")
 
 

@@ -8,6 +8,7 @@ from neox_model.checkpoint.errors import CheckpointError
 from neox_model.train.callbacks.guard import NonfiniteGuard
 from neox_model.train.run import Callback
 from neox_model.train.state import StepReport
+from support.refusals import refused
 from support.runs import a_run
 
 NAN, INF = math.nan, math.inf
@@ -57,7 +58,7 @@ def test_a_training_ends_after_the_allowed_number_in_a_row(caplog, loss, norm, o
         watched.iterate()
     for _ in range(3):
         watched.iterate(loss, norm, on_device=on_device)
-    with pytest.raises(NeoXError, match="the last 3 updates in a row were skipped") as failure:
+    with refused(NeoXError, "last 3") as failure:
         watched.iterate()
     for wanted in (
         "iteration 3: loss",
@@ -89,7 +90,7 @@ def test_overflows_in_float16_are_normal_while_the_scale_can_fall(caplog):
     watched.iterate(1.0, INF, scale=1.0)
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
     watched.iterate(1.0, INF, scale=1.0)
-    with pytest.raises(NeoXError, match="with the loss scale at its minimum, 1, because"):
+    with refused(NeoXError, "minimum, 1"):
         watched.iterate()
 
 
@@ -108,7 +109,7 @@ def test_the_state_after_a_loss_that_is_not_finite_is_not_saved():
         if may_be_saved:
             watched.guard.before_save()
         else:
-            with pytest.raises(CheckpointError, match="the loss of iteration 2 is nan"):
+            with refused(CheckpointError, "iteration 2"):
                 watched.guard.before_save()
 
 

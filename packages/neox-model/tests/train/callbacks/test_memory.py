@@ -13,6 +13,7 @@ import torch
 from neox_model.train.callbacks import profilers
 from neox_model.train.callbacks.profilers import MemoryCallback
 from neox_model.train.state import StepReport, TrainState
+from support.refusals import shows
 from support.runs import a_run, count
 
 
@@ -68,7 +69,7 @@ def test_a_training_that_resumes_later_records_only_its_start(recorder, tmp_path
     caplog.set_level(logging.INFO)
     trained(recorder, tmp_path / "memory", first=2, last=2)
     assert recorder.done == ["record", "stop", "step", "step"]
-    assert "no allocations are recorded: iteration 2" in caplog.text
+    assert shows(caplog.text, "no allocations", "iteration 2")
     assert not (tmp_path / "memory").exists()
 
 
@@ -84,13 +85,13 @@ def test_no_error_reaches_the_allocator(recorder, tmp_path, caplog):
     trained(recorder, tmp_path, first=2, last=2)
     recorder.error = RuntimeError("the history is broken")
     recorder.observer()
-    assert "after running out of memory was not written" in caplog.text
+    assert shows(caplog.text, "was not written")
 
 
 def test_a_snapshot_that_cannot_be_written_does_not_end_the_training(recorder, tmp_path, caplog):
     recorder.error = OSError("no space left on device")
     assert trained(recorder, tmp_path).iteration == 4
-    assert "was not written: no space left on device" in caplog.text
+    assert shows(caplog.text, "not written", "no space left")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -16,6 +16,7 @@ import support
 from neox_launcher.worker.reporting import Progress
 from neox_model.train.callbacks.profilers import ProfileCallback
 from neox_model.train.state import StepReport
+from support.refusals import shows
 from support.runs import a_run, count
 
 CPU = torch.device("cpu")
@@ -53,7 +54,7 @@ def spans_of(path: Path) -> set[str]:
 RANGES = {
     "in the middle": (range(3, 5), {}, "3-4", {"iteration 3", "iteration 4"}),
     "from the first": (range(1, 2), {}, "1-1", {"iteration 1"}),
-    "to the end of the training": (range(6, 10), {}, "6-6", {"iteration 6"}),
+    "to the end of the run": (range(6, 10), {}, "6-6", {"iteration 6"}),
     "resumed inside": (range(2, 5), {"first": 3}, "4-4", {"iteration 4"}),
     "resumed before": (range(5, 6), {"first": 3}, "5-5", {"iteration 5"}),
 }
@@ -81,7 +82,7 @@ def test_outside_of_the_range_nothing_is_written(tmp_path, iterations, first):
 def test_the_log_lists_the_operators_that_take_the_most_time(tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         traced(tmp_path, range(3, 5))
-    assert "operators of iterations 3 to 4 on rank 0" in caplog.text
+    assert shows(caplog.text, "iterations 3", "to 4", "rank 0")
     (row,) = (line.split() for line in caplog.text.splitlines() if line.split()[:1] == ["aten::mm"])
     assert row[-1] == "2"
 
@@ -102,7 +103,7 @@ def test_a_trace_that_cannot_be_written_does_not_end_the_training(tmp_path, capl
     (tmp_path / "file").write_text("")
     callback = ProfileCallback(range(2, 3), [tmp_path / "file" / "profile"], rank=0, device=CPU)
     assert count(callback, step=step).iteration == 4
-    assert "the trace of rank 0 was not written, training continues" in caplog.text
+    assert shows(caplog.text, "rank 0", "not written", "continues")
 
 
 def test_an_error_leaves_no_profiler_running(tmp_path):
@@ -133,7 +134,7 @@ def test_a_trace_that_pytorch_could_not_write_is_an_error_and_no_file(tmp_path, 
     given = [str(tmp_path / "profile"), str(limit), *folders]
     done = subprocess.run([sys.executable, "-c", LIMITED, *given], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
-    assert "the trace of rank 0 was not written, training continues" in done.stderr
+    assert shows(done.stderr, "rank 0", "not written", "continues")
 
 
 def test_a_folder_that_cannot_be_written_is_named_and_the_other_one_receives_the_trace(tmp_path, caplog):
@@ -157,4 +158,4 @@ def test_writing_is_reported_and_a_range_that_is_past_is_logged(tmp_path, caplog
     assert written == [3]
     traced(tmp_path, range(2, 4), first=3, progress=Reported(0))
     assert written == [3]
-    assert "nothing is traced: iteration 3" in caplog.text
+    assert shows(caplog.text, "nothing is traced", "iteration 3")

@@ -1,4 +1,4 @@
-"""Profilers in trainings of two ranks, on plain and pipeline engines."""
+"""Profilers in runs of two ranks, on plain and pipeline engines."""
 
 import gzip
 import json

@@ -11,6 +11,7 @@ from neox_model.parallel.groups import SINGLE_RANK
 from neox_model.train.callbacks.checkpoint import UploadCallback
 from neox_model.train.callbacks.stop import AutoresumeCallback, StopCallback, find_service
 from support.distributed import run_ranks
+from support.refusals import refused
 from support.runs import AfterStep, count
 
 
@@ -188,8 +189,8 @@ def test_the_service_is_imported_by_name(monkeypatch):
     service = Service()
     monkeypatch.setitem(sys.modules, "cluster_service", SimpleNamespace(found=service, other=print))
     assert find_service("cluster_service:found") is service
-    with pytest.raises(ModelError, match="has no init and no termination_requested and no request_resume"):
+    with refused(ModelError, "termination_requested", "request_resume"):
         find_service("cluster_service:other")
     for name in ("cluster_service:absent", "no_such_module_here:AutoResume"):
-        with pytest.raises(ModelError, match=r"cannot be imported .* adlr-autoresume-service"):
+        with refused(ModelError, "adlr-autoresume-service"):
             find_service(name)

@@ -39,5 +39,5 @@ def test_only_a_training_that_reached_its_end_is_advised_on_its_length(caplog, r
     warnings = [record.getMessage() for record in caplog.records]
     assert len(warnings) == replicas_differ
     for warning in warnings:
-        assert warning.startswith("the training ends in iteration 9 between two averages")
+        assert warning.startswith("the run ends in iteration 9 between two averages")
         assert ("set train-iters" in warning) == (stop_reason is None)

@@ -13,6 +13,7 @@ from neox_model.parallel.topology import topology_of_world
 from neox_model.train.data.description import describe_training_data, training_data_of
 from neox_model.train.data.objective import samples_of_objective
 from neox_model.train.data.streams import build_datasets, open_streams
+from support.refusals import refused
 from support.settings import TINY, resolved_from
 
 
@@ -137,20 +138,20 @@ def test_batch_sizes_are_read_from_a_checkpoint(settings, tmp_path):
     assert data.batch_sizes.changes == ((0, 4), (1, 6), (3, batch))
     assert data.num_samples["train"] == 16 + 3 * batch
     write_checkpoint(tmp_path / "kept/global_step2", {"iteration": 2, "samples": 8, "validation_samples": 0})
-    with pytest.raises(DataError, match="global_step2 does not record the batch sizes of all iterations"):
+    with refused(DataError, "global_step2"):
         describe_training_data([path], checkpoint="2")
     unknown = training | {"batch_sizes": [[1, 6]]}
     write_checkpoint(tmp_path / "kept/global_step1", unknown)
-    with pytest.raises(DataError, match=r"does not record the batch sizes of all iter.*without"):
+    with refused(DataError, "batch sizes", "without"):
         describe_training_data([path], checkpoint="1")
-    with pytest.raises(DataError, match="--checkpoint 5: no such complete checkpoint"):
+    with refused(DataError, "--checkpoint 5"):
         describe_training_data([path], checkpoint="5")
 
 
 def test_invalid_configuration_is_reported_as_a_data_error(settings, tmp_path):
     path = tmp_path / "x.yml"
     path.write_text(json.dumps({**TINY, **settings, "split": "nonsense"}))
-    with pytest.raises(DataError, match="split"):
+    with refused(DataError, "split"):
         describe_training_data([path])
 
 

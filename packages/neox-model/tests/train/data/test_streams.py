@@ -11,6 +11,7 @@ from neox_data.tokenizers import build_tokenizer
 from neox_model.parallel.groups import SINGLE_RANK, Group, Groups
 from neox_model.train.data.datasets import check_tokenizers
 from neox_model.train.data.streams import build_datasets, num_samples, open_streams
+from support.refusals import refused
 from support.settings import resolved_from
 
 END = 0
@@ -194,9 +195,7 @@ def test_token_outside_the_vocabulary_is_reported(tmp_path):
     stream = open_streams(
         resolved.data, resolved.run, datasets, groups(), vocab_size=600, end_of_document=END
     )["train"](0)
-    with pytest.raises(
-        DataError, match=r"contains token 600, but the model's vocabulary has 600 entries; .*token"
-    ):
+    with refused(DataError, "token 600", "has 600"):
         next(stream)
 
 
@@ -228,7 +227,7 @@ def test_stages_in_the_middle_read_nothing(tmp_path):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(DataError, match="nowhere"):
+    with refused(DataError, "nowhere"):
         build_datasets(settings(data_path=str(tmp_path / "nowhere")))
 
 
@@ -242,7 +241,7 @@ def test_data_made_with_another_tokenizer_is_refused(tmp_path):
     write_manifest(prefix, inputs=[], tokenizer=made | {"sha256": "0"}, options={}, counts={})
     lists = {f"{part}_data_paths": [prefix] for part in ("train", "valid", "test")}
     for paths in ({"data_path": prefix}, lists):
-        with pytest.raises(DataError, match="was tokenized with another tokenizer"):
+        with refused(DataError, "with another tokenizer"):
             check_tokenizers(settings(**paths).data, tokenizer, entries=512)
 
 
@@ -257,7 +256,7 @@ def test_a_changed_offset_in_the_index_is_refused_before_training(tmp_path, chan
     # The offset of sequence 1, in bytes, behind the header and 20 lengths: the next token, so still valid.
     data[34 + 20 * 4 + 8] += 2
     path.write_bytes(data)
-    with pytest.raises(IndexedDatasetError, match=r"text.idx does not match text.manifest.json"):
+    with refused(IndexedDatasetError, "text.idx", "text.manifest.json"):
         build_datasets(resolved)
 
 
@@ -269,9 +268,7 @@ def test_a_token_outside_the_vocabulary_in_the_manifest_is_refused_before_traini
         write_manifest(prefix, **arguments, largest_token=largest)
         check_tokenizers(settings(data_path=prefix).data, tokenizer, entries=512)
     write_manifest(prefix, **arguments, largest_token=512)
-    with pytest.raises(
-        TokenizerError, match="contains token 512, but the model's vocabulary has 512 entries"
-    ):
+    with refused(TokenizerError, "token 512", "has 512"):
         check_tokenizers(settings(data_path=prefix).data, tokenizer, entries=512)
 
 
@@ -283,7 +280,7 @@ def test_a_negative_token_is_reported(tmp_path):
     stream = open_streams(
         resolved.data, resolved.run, build_datasets(resolved), groups(), vocab_size=600, end_of_document=END
     )["train"](0)
-    with pytest.raises(DataError, match=r"contains token -1, .* or check the data with neox-data verify"):
+    with refused(DataError, "token -1", "neox-data verify"):
         next(stream)
 
 
@@ -316,11 +313,11 @@ def test_a_label_outside_the_vocabulary_is_refused(tmp_path):
     streams = open_streams(
         resolved.data, resolved.run, build_datasets(resolved), groups(), vocab_size=10, end_of_document=END
     )
-    with closing(streams["train"](0)) as stream, pytest.raises(DataError, match="contains label 11, but"):
+    with closing(streams["train"](0)) as stream, refused(DataError, "label 11"):
         next(stream)
 
 
 def test_labels_of_another_dataset_are_refused(tmp_path):
     resolved = settings(**write_labelled(tmp_path, [-100, 6]))
-    with pytest.raises(DataError, match=r"1 document, 2 labels\) are not one for each token of"):
+    with refused(DataError, "1 document", "2 labels"):
         build_datasets(resolved)

@@ -1,4 +1,4 @@
-"""When the replicas of a training take steps alone."""
+"""When the replicas of a run take steps alone."""
 
 from neox_config.extras.one_bit.intervals import Intervals
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
@@ -10,7 +10,7 @@ __all__ = ["first_local_step", "last_average"]
 def first_local_step(config: NeoXConfig) -> int | None:
     """Return the first update after which the weights of replicas may differ; None if there is none.
 
-    While the number of iterations is not known (train_epochs), the training is taken to be long enough.
+    While the number of iterations is not known (train_epochs), the run is taken to be long enough.
     """
     optimizer = config.optimizer.optimizer
     facts, params = OPTIMIZER_FACTS.get(optimizer.kind), optimizer.params

@@ -138,7 +138,7 @@ class SparsityConfig(Section):
 
 
 class RotaryScaling(Section):
-    """Rotary frequencies that are scaled to sequences longer than those of an earlier training."""
+    """Rotary frequencies that are scaled to sequences longer than those of an earlier run."""
 
     type: Literal["none", "linear", "llama3", "yarn"] = param(
         "none",
@@ -163,7 +163,7 @@ class RotaryScaling(Section):
         le=1_000_000_000,
         none_means="max_position_embeddings",
         used_when=_BY_LENGTH,
-        doc="Sequence length of the earlier training, in tokens.",
+        doc="Sequence length of the earlier run, in tokens.",
     )
     low_freq_factor: float = param(
         1.0,

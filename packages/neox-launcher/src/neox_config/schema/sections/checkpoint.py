@@ -79,7 +79,7 @@ class CheckpointSection(Section, resume="free"):
         none_means="none",
         used_when="save is set",
         doc="Iterations after which to save in addition, in any order. 0 saves the state before the first "
-        "iteration, except in a training that resumes from that checkpoint in the same folder. "
+        "iteration, except in a run that resumes from that checkpoint in the same folder. "
         "keep-last-n-checkpoints counts and deletes these too.",
     )
     save_interval_minutes: float | None = param(
@@ -94,10 +94,10 @@ class CheckpointSection(Section, resume="free"):
         False,
         origin="ours",
         used_when="save is set",
-        doc="Write scheduled checkpoints while the training continues: each rank copies its part to host "
-        "memory, from which another process writes it at the lowest priority. The training waits only for "
+        doc="Write scheduled checkpoints while the run continues: each rank copies its part to host "
+        "memory, from which another process writes it at the lowest priority. The run waits only for "
         "the copy, and for the previous save. Requires Linux, and host memory for one copy of the weights "
-        "and optimizer states. The save at the end of a training or after a request to stop is synchronous. "
+        "and optimizer states. The save at the end of a run or after a request to stop is synchronous. "
         "A writer without progress for hang-timeout has failed.",
     )
     keep_last_n_checkpoints: int | None = param(
@@ -112,7 +112,7 @@ class CheckpointSection(Section, resume="free"):
         origin="ours",
         none_means="no export",
         used_when="save is set",
-        doc="Folder to create at the end of a training that reached train-iters: its last checkpoint as a "
+        doc="Folder to create at the end of a run that reached train-iters: its last checkpoint as a "
         "model of Hugging Face's transformers, as by neox-convert to-hf. A model or a tokenizer that "
         "transformers does not have is refused at the start. --hf-export-at-end of neox-launch.",
     )
@@ -165,7 +165,7 @@ class CheckpointSection(Section, resume="free"):
         origin="NeoX",
         doc="Save the loss of a forward pass on the first batch of the training data with each checkpoint, "
         "and compare it after loading (relative tolerance 1e-5, or 2e-3 if either is in 16-bit precision). "
-        "A difference ends the training. Not compared if the batch changes. Costs one forward pass per save.",
+        "A difference ends the run. Not compared if the batch changes. Costs one forward pass per save.",
     )
     checkpoint: CheckpointOptions = block(
         CheckpointOptions, origin="DSC", doc="Options of DeepSpeed's own checkpoint format."

@@ -20,7 +20,7 @@ class FlopsProfiler(Section):
         1,
         origin="DSC",
         gt=0,
-        doc="Iteration to profile; the next one if it is left out. A training that resumes after it profiles "
+        doc="Iteration to profile; the next one if it is left out. A run that resumes after it profiles "
         "none.",
     )
     module_depth: int = param(

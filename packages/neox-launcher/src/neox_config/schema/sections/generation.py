@@ -119,7 +119,7 @@ class GenerationSection(Section, resume="free"):
         origin="NeoX",
         none_means="no tasks",
         doc="Tasks of lm-evaluation-harness to evaluate, by neox-launch evaluate and every eval_interval "
-        "iterations of a training: names of tasks, groups or tags, and patterns of names of tasks (mmlu_*). "
+        "iterations of a run: names of tasks, groups or tags, and patterns of names of tasks (mmlu_*). "
         "Requires pip install 'neox-model[eval]'.",
     )
     eval_include_path: PathText | None = param(
@@ -150,7 +150,7 @@ class GenerationSection(Section, resume="free"):
         origin="ours",
         none_means="no further data",
         doc="Texts whose perplexity and bits per byte are computed, by neox-launch evaluate and every "
-        "eval_interval iterations of a training: the prefix of an indexed dataset, or a file, folder or "
+        "eval_interval iterations of a run: the prefix of an indexed dataset, or a file, folder or "
         "pattern that preprocess_data reads.",
     )
     char_level_ppl: bool = param(

@@ -138,7 +138,7 @@ class LaunchSection(Section, resume="free"):
     terminal: Literal["auto", "live", "plain"] = param(
         "auto",
         origin="ours",
-        doc="What neox-launch shows of a training besides its log; without effect on other programs and on "
+        doc="What neox-launch shows of a run besides its log; without effect on other programs and on "
         "autotuning, which show their output alone. live: a start screen, a line at the "
         "bottom of the terminal that is updated, and a summary at the end; refused if standard error is not "
         "a terminal that can show them. plain: the same summary, as text. auto: live if that is possible, "
@@ -176,7 +176,7 @@ class LaunchSection(Section, resume="free"):
         gt=0,
         le=2_000_000,
         none_means="hangs before the first iteration are not detected",
-        doc="Seconds from the start of the workers within which a training must finish its first iteration; "
+        doc="Seconds from the start of the workers within which a run must finish its first iteration; "
         "else every rank reports its stack and the job stops. Must be longer than building indices, loading "
         "the checkpoint, saving iteration 0 (extra-save-iters) and compiling take together.",
     )

@@ -18,7 +18,7 @@ class LoggingSection(Section, resume="free"):
         origin="NeoX",
         none_means="no log files",
         doc="Directory for metrics.jsonl (every metric of every iteration), hang reports, and what the "
-        "ranks of a training print, in output/rank-00000.log and so on.",
+        "ranks of a run print, in output/rank-00000.log and so on.",
     )
     tensorboard_dir: PathText | None = param(
         None, origin="NeoX", none_means="no TensorBoard events", doc="Directory for TensorBoard event files."
@@ -86,7 +86,7 @@ class LoggingSection(Section, resume="free"):
         ge=0,
         le=1_000_000_000,
         used_when=_PROFILED,
-        doc="First profiled iteration; 0 and 1 are the first one of the training. Memory of GPUs is always "
+        doc="First profiled iteration; 0 and 1 are the first one of the run. Memory of GPUs is always "
         "recorded from before the model is built; with memory-profiling alone, a start after "
         "profile-step-stop or train-iters means that iteration.",
     )
@@ -114,7 +114,7 @@ class LoggingSection(Section, resume="free"):
         doc="Log the gradient noise scale: the batch size in samples beyond which larger batches save few "
         "iterations, as gradient_noise_scale/simple, and the two averages whose ratio it is, "
         "gradient_noise_scale/noise and gradient_noise_scale/signal. Stores another copy of the gradients. "
-        "The averages start anew when a training is resumed. Under ZeRO it requires the torch engine.",
+        "The averages start anew when a run is resumed. Under ZeRO it requires the torch engine.",
     )
     gradient_noise_scale_n_batches: int = param(
         5,

@@ -1,4 +1,4 @@
-"""The objective of the training: which tokens the model predicts, and from which others."""
+"""The training objective: which tokens the model predicts, and from which others."""
 
 from neox_config.schema.parameter import Section, param
 from neox_config.schema.paths import PathText
@@ -113,7 +113,7 @@ class ObjectiveSection(Section, resume="training"):
         none_means="newly initialized towers",
         used_when=_ICT,
         doc="Folder of the checkpoints of a masked model of the same size (objective: masked), with whose "
-        "weights each tower starts. A training that continues from a checkpoint does not read it.",
+        "weights each tower starts. A run that continues from a checkpoint does not read it.",
     )
     query_in_block_prob: float = param(
         0.1,

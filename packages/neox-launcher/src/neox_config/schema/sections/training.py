@@ -26,15 +26,15 @@ class TrainingSection(Section, resume="training"):
         le=1_000_000,
         none_means="not used: train_iters is given",
         doc="Number of passes over the training data, instead of train-iters: as many iterations as possible "
-        "without reading a token more often. If more passes are set when a training resumes, sample-order "
+        "without reading a token more often. If more passes are set when a run resumes, sample-order "
         "gpt_neox shuffles all passes anew, and its remaining samples contain some tokens more often and "
-        "others less often than that; with lazy, whose passes are shuffled one by one, the training "
+        "others less often than that; with lazy, whose passes are shuffled one by one, the run "
         "continues as if it had been started with them. With T tokens of training documents, E passes have "
         "floor((E*T - 1) / seq-length) samples, or E * floor((T - 1) / seq-length) with sample-order lazy; "
         "train-iters is that divided by the global batch size, rounded down. It is computed when a command "
         "needs it, from the index of the data; all that follows from train-iters, such as the learning rate "
         "schedule, follows. Requires one dataset (data-path, or one train-data-paths), and a constant batch "
-        "size when a training resumes.",
+        "size when a run resumes.",
     )
     train_batch_size: int | None = param(
         None,
@@ -63,7 +63,7 @@ class TrainingSection(Section, resume="training"):
     loss_normalization: Literal["micro_batch", "global"] = param(
         "micro_batch",
         origin="ours",
-        doc="How the loss of a training is averaged. micro_batch: mean over the unmasked tokens of each "
+        doc="How the loss of a run is averaged. micro_batch: mean over the unmasked tokens of each "
         "micro-batch, then mean over micro-batches, of which one without such tokens counts as 0; global: "
         "mean over all unmasked tokens of the global batch. Evaluations always report the mean over all "
         "unmasked tokens.",
@@ -80,8 +80,8 @@ class TrainingSection(Section, resume="training"):
         origin="ours",
         resume="free",
         doc="Use only algorithms that give the same result in every run, so that on GPUs, too, the same "
-        "training gives the same model and a resumed training equals an uninterrupted one to the last bit. "
-        "Attention becomes slower; an operator without such an algorithm ends the training with an error. "
+        "run gives the same model and a resumed run equals an uninterrupted one to the last bit. "
+        "Attention becomes slower; an operator without such an algorithm ends the run with an error. "
         "On CPUs training is always deterministic.",
     )
     nonfinite_patience: int = param(
@@ -100,7 +100,7 @@ class TrainingSection(Section, resume="training"):
         none_means="never",
         doc="Iterations between comparisons of the weights and optimizer states that several ranks hold as "
         "copies, to detect silent data corruption, such as flipped bits; they are also compared before each "
-        "save. If copies differ, the training ends with exit code 3 and names tensor, ranks and hosts. "
+        "save. If copies differ, the run ends with exit code 3 and names tensor, ranks and hosts. "
         "Compared are copies of data-parallel ranks (under ZeRO the weights that the model computes with); "
         "with one data-parallel rank, weights that tensor-parallel ranks do not split and, without ZeRO, "
         "tied weights of pipeline stages.",
@@ -158,13 +158,13 @@ class TrainingSection(Section, resume="training"):
         resume="free",
         ge=0,
         le=1_000_000_000,
-        doc="Number of batches in each evaluation, of train-batch-size samples like those of the training: "
-        "neither iterations of the training nor documents. 0 disables evaluation. Each evaluation of the "
+        doc="Number of batches in each evaluation, of train-batch-size samples like those of the run: "
+        "neither iterations of the run nor documents. 0 disables evaluation. Each evaluation of the "
         "validation data reads the batches after those of the previous one, so that its losses also differ "
         "by these; eval_data is the same in each.",
     )
     eval_interval: int = param(
-        1000, origin="Meg", resume="free", gt=0, doc="Iterations of the training between evaluations."
+        1000, origin="Meg", resume="free", gt=0, doc="Iterations of the run between evaluations."
     )
     planned_seconds: float | None = param(
         None,
@@ -173,7 +173,7 @@ class TrainingSection(Section, resume="training"):
         gt=0,
         none_means="no time was planned",
         doc="Time that train-iters was chosen for, as neox-launch init --time writes it. It ends nothing: if "
-        "a training from new weights leaves more than a fifth of it, the launcher prints the command that "
+        "a run from new weights leaves more than a fifth of it, the launcher prints the command that "
         "trains for the rest.",
     )
     exit_interval: int | None = param(
@@ -189,7 +189,7 @@ class TrainingSection(Section, resume="training"):
         origin="Meg",
         resume="free",
         doc="Ask a service of the cluster, such as NVIDIA's ADLR autoresume, whether the job must end. If "
-        "so, the training saves a checkpoint, requests that the job is started again, and ends with exit "
+        "so, the run saves a checkpoint, requests that the job is started again, and ends with exit "
         "code 0.",
     )
     adlr_autoresume_interval: int = param(

@@ -30,7 +30,7 @@ class Options:
     Args:
         rank: rows of A.
         alpha: scale of the output.
-        dropout: of the adapters' input in a training.
+        dropout: of the adapters' input in a run.
     """
 
     rank: int

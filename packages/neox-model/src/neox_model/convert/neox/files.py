@@ -129,7 +129,7 @@ class NeoXFiles:
             raise ConversionError(
                 f"{self.folder}: {key} must be the same on all ranks, but differs by up to {difference:.3g} "
                 "between them; pass --average-copies to take the mean, if the ranks drifted apart in the "
-                "training, as those of GPT-NeoX-20B did; else copy the checkpoint again"
+                "run, as those of GPT-NeoX-20B did; else copy the checkpoint again"
             )
         self.differences[key] = difference
         return exact.mean(0).to(copies.dtype)

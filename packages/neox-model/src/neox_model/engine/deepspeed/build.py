@@ -198,7 +198,7 @@ _BUILD_AIO = f"DS_BUILD_AIO=1 DS_BUILD_PIN_MEMORY=1 LDFLAGS='-Wl,--no-as-needed 
 
 
 def _refuse_without_operators(zero: dict[str, Any]) -> None:
-    """Raise an error if an operator of DeepSpeed is missing; nothing is compiled when a training starts."""
+    """Raise an error if an operator of DeepSpeed is missing; nothing is compiled when a run starts."""
     for block in ("offload_param", "offload_optimizer"):
         reason = why_not_async_io() if zero.get(block, {}).get("device") == "nvme" else None
         if reason is not None:

@@ -39,7 +39,7 @@ __all__ = [
 def disable_compilation() -> None:
     """Replace DeepSpeed's compilation of operators by an error, and its use of torch.compile at import.
 
-    DeepSpeed compiles an operator on first use. A training that is killed meanwhile leaves a lock file that
+    DeepSpeed compiles an operator on first use. A run that is killed meanwhile leaves a lock file that
     blocks every later start.
     """
     # The check for compatible operators starts compilers, and the CPU backend compiles an operator that

@@ -1,6 +1,6 @@
-"""Make the compression of a training real: a checkpoint of a plain model that computes the same.
+"""Make the compression of a run real: a checkpoint of a plain model that computes the same.
 
-Its weights are those with which the training computes in the checkpoint's iteration: quantized values, and
+Its weights are those with which the run computes in the checkpoint's iteration: quantized values, and
 zeros where weights and heads are pruned. Rows of the MLP are removed if every layer prunes as many, and
 `related_modules` names all matrices that lose rows or columns with them. Heads stay, as zeros: the width of a
 head follows from their number. The whole model is in memory.
@@ -49,16 +49,16 @@ __all__ = ["Compression", "compress", "write_plain"]
 logger = logging.getLogger(__name__)
 
 _PART = "compression_training"
-# Limits of the largest difference of logits over the largest logit, by dtype of the training.
+# Limits of the largest difference of logits over the largest logit, by dtype of training.
 _LIMITS = {torch.float32: 1e-5, torch.bfloat16: 0.05, torch.float16: 0.01}
 _TOKENS = (2, 64)
 
 
 def compress(folder: Path, output: Path, *, exact_inputs: bool = False) -> dict[str, Any]:
-    """Write the model of a compressed training as a checkpoint of a plain one, and compare their logits.
+    """Write the model of a compressed run as a checkpoint of a plain one, and compare their logits.
 
     Args:
-        folder: the checkpoint of the training.
+        folder: the checkpoint of the run.
         output: the folder to create, with `global_stepN`.
         exact_inputs: leave out the quantization of inputs, which a checkpoint cannot contain; the result then
             computes otherwise, which is not proven.
@@ -113,7 +113,7 @@ def write_plain(source: "Compression", folder: Path) -> tuple[Path, dict[str, An
 
 
 class Compression:
-    """A checkpoint of a compressed training, with its model, which computes as in the training.
+    """A checkpoint of a compressed run, with its model, which computes as in training.
 
     Attributes:
         model: the whole model.
@@ -151,7 +151,7 @@ class Compression:
     def in_float32(self) -> SequentialModel:
         """Return a model with the same numbers that computes in float32.
 
-        Quantized matrices have the levels of the training, which are those of weights in its dtype. All other
+        Quantized matrices have the levels of training, which are those of weights in its dtype. All other
         weights are as precise as the checkpoint.
         """
         model = deepcopy(self.model).float()
@@ -274,7 +274,7 @@ class Compression:
 
     @torch.no_grad()
     def compare(self, plain: Checkpoint, width: int | None) -> dict[str, Any]:
-        """Compare the logits of both models, computed as in the training.
+        """Compare the logits of both models, computed as in training.
 
         Raises:
             ProofError: they differ by more than rounding.
@@ -284,7 +284,7 @@ class Compression:
         _fill(model, plain)
         model.to(self.dtype).eval()
         tokens = self.tokens()
-        figures = Figures(_LIMITS[self.dtype], other="the training")
+        figures = Figures(_LIMITS[self.dtype], other="the run")
         figures.compare("logits", model(tokens).double(), self.model(tokens).double())
         return {
             "class": "plain model" if width is None else f"plain model with mlp-width {width}",

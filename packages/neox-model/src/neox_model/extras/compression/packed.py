@@ -1,7 +1,7 @@
 """Write a model with quantized weights for transformers, with packed integers in place of weights.
 
 The format is `pack-quantized` of compressed-tensors: a matrix is a `weight_packed` of whole numbers with the
-bits of the training, next to each other in int32, a `weight_scale` per row or per run of a row, and a
+bits of training, next to each other in int32, a `weight_scale` per row or per run of a row, and a
 `weight_shape`. Masked weights are 0.
 """
 
@@ -65,10 +65,10 @@ def write_packed(
     vocab_file: Path | None = None,
     merge_file: Path | None = None,
 ) -> dict[str, Any]:
-    """Write the model of a compressed training for transformers, with packed weights, and prove it.
+    """Write the model of a compressed run for transformers, with packed weights, and prove it.
 
     Args:
-        folder: the checkpoint of the training.
+        folder: the checkpoint of the run.
         output: the folder to create.
         exact_inputs: leave out the quantization of inputs.
         family: `model_type`; None: the recorded one, or the first that fits.
@@ -218,7 +218,7 @@ def _description(packed: Mapping[str, _Packed]) -> dict[str, Any]:
 
 @torch.no_grad()
 def _compare(source: Compression, folder: Path, family: Family) -> dict[str, Any]:
-    """Compare the logits that transformers computes with those of the training's numbers, in float32."""
+    """Compare the logits that transformers computes with those of the run's numbers, in float32."""
     logger.info("comparing logits")
     tokens_BS = source.tokens()
     expected = source.in_float32()(tokens_BS)

@@ -49,7 +49,7 @@ _DECAY = 0.9
 
 
 class TrainedCompression:
-    """The compression of the matrices of this rank in a training.
+    """The compression of the matrices of this rank in a run.
 
     Between two iterations it updates ranges of inputs, makes masks, sets what they prune for good to zero in
     the master weights, and quantizes the weights of the next iteration. What it does depends on the iteration

@@ -66,7 +66,7 @@ class OneBitAdam(AveragesMomenta, WeightOptimizer):
         trained = self._trained()
         self._frozen.forget_smallest_roots()
         for parameter, *_ in trained:
-            # A training that was frozen continues with a later freeze.
+            # A run that was frozen continues with a later freeze.
             for name in _COMPRESSED_STATES:
                 self.state[parameter].pop(name, None)
         # Both phases use the same states and settings; `load_state_dict` replaces both.

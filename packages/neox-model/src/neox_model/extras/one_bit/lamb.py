@@ -73,7 +73,7 @@ class OneBitLamb(AveragesMomenta, Lamb):
         self._frozen.forget_smallest_roots()
         for (parameter, *_), ratio in zip(trained, ratios, strict=True):
             state = self.state[parameter]
-            # A training that was frozen continues with a later freeze.
+            # A run that was frozen continues with a later freeze.
             for name in _COMPRESSED_STATES:
                 state.pop(name, None)
             average = state.get("trust_average", ratio)

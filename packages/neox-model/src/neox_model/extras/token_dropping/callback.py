@@ -15,7 +15,7 @@ __all__ = ["DropTokens"]
 class DropTokens(Callback):
     """Sets `kept_tokens` of this rank's token-dropping layers before each iteration.
 
-    The number depends on the iteration only, so that a resumed training continues where it was.
+    The number depends on the iteration only, so that a resumed run continues where it was.
 
     Args:
         model: the model with the token-dropping layers.

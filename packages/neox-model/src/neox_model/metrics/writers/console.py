@@ -27,7 +27,7 @@ class ConsoleWriter:
     """Logs one line per interval, with the mean of the losses since the previous line.
 
     Args:
-        last_iteration: last iteration of the training.
+        last_iteration: last iteration of the run.
     """
 
     def __init__(self, *, last_iteration: int) -> None:

@@ -15,7 +15,7 @@ class CsvWriter:
 
     Args:
         folder: created if missing.
-        step: the training continues after this step: later rows are dropped, and rows that are there are
+        step: the run continues after this step: later rows are dropped, and rows that are there are
             not written again. At 0, an existing file is renamed to `a_b.1.csv` (or the next free number).
     """
 

@@ -2,7 +2,7 @@
 
 There is one line per `write` and one per event (docs/logging.md):
 `{"time": 1763874000.25, "attempt": 1, "iteration": 100, "loss/train": 2.31, ...}`. A number that is not
-finite is null, and `"nonfinite": {"loss/train": "nan"}` names it. Lines are only appended: a training that
+finite is null, and `"nonfinite": {"loss/train": "nan"}` names it. Lines are only appended: a run that
 continues begins with the event `attempt`, after whose iteration it repeats those of earlier attempts. Metrics
 already recorded for that iteration are skipped.
 """
@@ -34,7 +34,7 @@ class JsonlWriter:
 
     Args:
         folder: created if missing.
-        iteration: the training continues after this iteration. At 0, existing files are renamed to
+        iteration: the run continues after this iteration. At 0, existing files are renamed to
             `metrics.1.jsonl` and `failures.1.jsonl` (or the next free number), except those of the same
             launch, whose restarts belong to the same run.
         launch: name of the launch; None without neox-launch.
@@ -87,7 +87,7 @@ class JsonlWriter:
 
     def _append(self, iteration: int, content: Mapping[str, Any]) -> None:
         if os.fstat(self._file.fileno()).st_nlink == 0:
-            logger.warning("%s was deleted during the training: a new one begins here", self._path)
+            logger.warning("%s was deleted during the run: a new one begins here", self._path)
             self._file.close()
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("a", encoding="utf-8")

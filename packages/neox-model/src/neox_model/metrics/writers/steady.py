@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class SteadyWriter:
-    """A writer that logs failures instead of raising, because metrics must not end a long training.
+    """A writer that logs failures instead of raising, because metrics must not end a long run.
 
     A full disk raises an OSError, a service or its package anything. The first failure after an interval
     without one is logged; metrics may be missing.

@@ -9,11 +9,11 @@ __all__ = ["TensorBoardWriter"]
 
 
 class TensorBoardWriter:
-    """Writes scalars; a resumed training hides the events after its iteration.
+    """Writes scalars; a resumed run hides the events after its iteration.
 
     Args:
         folder: folder of the event files.
-        iteration: the training continues after this iteration.
+        iteration: the run continues after this iteration.
 
     Raises:
         MissingPackageError: tensorboard is not installed.

@@ -74,7 +74,7 @@ class CheckpointCallback(Callback):
         clock: requests further saves by time; None: none.
         background: makes scheduled saves in the background; None: they are synchronous.
         saves_optimizer: checkpoints contain the optimizer's states.
-        save: saves the run in a folder; collective, and fails on all ranks or on none.
+        save: saves the run in a folder, with the arguments of `save_run`; fails on all ranks or on none.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class CheckpointCallback(Callback):
         clock: SaveClock | None = None,
         background: BackgroundSaves | None = None,
         saves_optimizer: bool = True,
-        save: Callable[[Run, Path], object] = save_run,
+        save: Callable[..., object] = save_run,
     ) -> None:
         self._folder, self._save = folder, save
         self._interval, self._growth, self._extra = interval, growth, frozenset(extra)
@@ -226,7 +226,7 @@ class CheckpointCallback(Callback):
             if background is None:
                 self._save(self.run, self._folder)
             else:
-                save_run(self.run, self._folder, save=background.start)
+                self._save(self.run, self._folder, save=background.start)
         if background is None:
             self._record_saved(self.run.state.iteration)
 

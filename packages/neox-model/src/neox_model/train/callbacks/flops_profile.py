@@ -14,7 +14,6 @@ from neox_config.schema.sections.engine import FlopsProfiler
 from neox_model.assembly.compilation import dense_attention
 from neox_model.metrics.flops import FlopProfile, count_flops, profile_report
 from neox_model.parallel.control import gather_object
-from neox_model.parallel.groups import Groups
 from neox_model.torch_compat import CPU_ATTENTION_FLOPS
 from neox_model.train.data.batch import Batch
 from neox_model.train.run import Callback, Run
@@ -34,12 +33,11 @@ class FlopsCallback(Callback):
 
     Args:
         section: which iteration, and how to report it.
-        groups: of this process.
         formula: returns the expected operations of an iteration with this many tokens, over all ranks.
     """
 
-    def __init__(self, section: FlopsProfiler, *, groups: Groups, formula: Callable[[int], int]) -> None:
-        self._section, self._groups, self._formula = section, groups, formula
+    def __init__(self, section: FlopsProfiler, *, formula: Callable[[int], int]) -> None:
+        self._section, self._formula = section, formula
         self._is_due = True
 
     @classmethod
@@ -59,7 +57,7 @@ class FlopsCallback(Callback):
                 recomputes_attention=spec.recomputation.attention,
             )
 
-        return cls(section, groups=run.groups, formula=formula)
+        return cls(section, formula=formula)
 
     def on_load(self) -> None:
         """Profile nothing if the iteration is past."""
@@ -87,9 +85,9 @@ class FlopsCallback(Callback):
     def _report(self, profile: FlopProfile, iteration: int, tokens: int) -> None:
         """Log or write all ranks' totals and one rank's modules of each stage. Collective over all ranks.
 
-        A failure to write is logged, because a full disk must not end a long training.
+        A failure to write is logged, because a full disk must not end a long run.
         """
-        groups, section = self._groups, self._section
+        groups, section = self.run.groups, self._section
         is_first_of_stage = groups.data.rank == 0 and groups.model.rank == 0
         parts = gather_object(
             groups.control, (profile.flops, groups.pipe.rank, profile if is_first_of_stage else None)

@@ -45,7 +45,7 @@ class ProfileCallback(Callback):
     """Traces a range of iterations; outside of it, it costs one comparison per iteration.
 
     The iteration before the first one is traced and discarded, if this process runs it, because the profiler
-    starts slowly. A training that resumes inside the range traces the rest of it, and one that ends inside
+    starts slowly. A run that resumes inside the range traces the rest of it, and one that ends inside
     the range writes what it has traced.
 
     It must be the last callback: a traced iteration includes what all callbacks do in it, and one of them may
@@ -153,7 +153,7 @@ class ProfileCallback(Callback):
             self._span = None
 
     def _finish(self) -> None:
-        """Write the trace; a failure is logged, because a full disk must not end a long training."""
+        """Write the trace; a failure is logged, because a full disk must not end a long run."""
         assert self._profiler is not None
         started, last = time.perf_counter(), self.run.state.iteration
         profiler, self._profiler = self._profiler, None
@@ -229,7 +229,7 @@ class MemoryCallback(Callback):
 
     Allocations are recorded from `start`, before the model is built, so that a snapshot after running out of
     memory shows them. After the last recorded iteration such a snapshot is still written, but shows only what
-    is allocated. A training that resumes after that iteration stops recording when it has loaded.
+    is allocated. A run that resumes after that iteration stops recording when it has loaded.
 
     Args:
         last: the last recorded iteration.
@@ -269,7 +269,7 @@ class MemoryCallback(Callback):
             self.close()
 
     def on_step(self, report: StepReport) -> None:
-        """Write the snapshot after the last recorded iteration, or the end of the training."""
+        """Write the snapshot after the last recorded iteration, or the end of the run."""
         state = self.run.state
         if not self._is_recording or (state.iteration < self._last and not state.finished):
             return
@@ -286,7 +286,7 @@ class MemoryCallback(Callback):
     def _write_out_of_memory(self) -> None:
         """Write the first one only: a program may catch the error and run out of memory many times.
 
-        The allocator calls this, and an exception would end the process instead of the training.
+        The allocator calls this, and an exception would end the process instead of the run.
         """
         if self._ran_out:
             return
@@ -297,7 +297,7 @@ class MemoryCallback(Callback):
             logger.exception("the memory snapshot after running out of memory was not written")
 
     def _write(self, name: str) -> None:
-        """Write a snapshot; a failure is logged, because a full disk must not end a long training."""
+        """Write a snapshot; a failure is logged, because a full disk must not end a long run."""
         path = self._folder / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -363,7 +363,7 @@ class CollectivesCallback(Callback):
         self._stop("in all")
 
     def close(self) -> None:
-        """Log the table and stop, unless the training has ended without an error."""
+        """Log the table and stop, unless the run has ended without an error."""
         self._stop("until the error")
 
     def _stop(self, when: str) -> None:

@@ -34,7 +34,7 @@ class RecordCallback(Callback):
 
     Args:
         folder: receives `rank-RANK.jsonl`.
-        iteration: iteration after which the state is recorded; it may be the one that the training starts at.
+        iteration: iteration after which the state is recorded; it may be the one that the run starts at.
         snapshot: receives a checkpoint of the recorded state; None: no checkpoint.
     """
 
@@ -78,7 +78,7 @@ class RecordCallback(Callback):
             yield batch
 
     def on_start(self) -> None:
-        """Record this rank's place in the groups, and the state if the training starts at `iteration`."""
+        """Record this rank's place in the groups, and the state if the run starts at `iteration`."""
         groups = self.run.groups
         self._write(
             "place",

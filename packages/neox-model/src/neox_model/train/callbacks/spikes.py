@@ -68,7 +68,7 @@ class Iteration:
 
 
 class RollbackError(NeoXError):
-    """A loss is a spike; the training resumes from a checkpoint without its batch."""
+    """A loss is a spike; the run resumes from a checkpoint without its batch."""
 
     exit_code = ROLLBACK
 

@@ -1,4 +1,4 @@
-"""End the training early, on all ranks alike: on a signal, at `exit_interval`, or at a service's request.
+"""End the run early, on all ranks alike: on a signal, at `exit_interval`, or at a service's request.
 
 A signal reaches each process at a different time, so all ranks exchange the received signals every iteration.
 The result is read in the next iteration, so that no rank waits for it.
@@ -41,12 +41,12 @@ _SAME_REQUEST_SECONDS = 3.0
 
 
 class StopCallback(Callback):
-    """Requests a stop of the training.
+    """Requests a stop of the run.
 
     The first SIGTERM, SIGINT or SIGUSR1 requests a stop. A second SIGTERM or SIGINT is handled by the
     previous handler, which ends the process; a SIGTERM soon after the first counts as the same request.
-    SIGUSR1, a scheduler's warning, never ends the process. A SIGUSR1 sent while the training loads is pending
-    until `on_start`, and ends the training before its first iteration.
+    SIGUSR1, a scheduler's warning, never ends the process. A SIGUSR1 sent while the run loads is pending
+    until `on_start`, and ends the run before its first iteration.
 
     The previous handlers are restored after the last callback's `on_end`, by `on_pause`: an evaluation at
     the end is ended by a signal as others are, and an upload is not.
@@ -142,7 +142,7 @@ class StopCallback(Callback):
             pass  # The rank that has received it sends it with the next call.
         state.request_stop(f"{name_of(self._agreed)} received", is_hurried=True)
         logger.info(
-            "stopping in the evaluation after iteration %d: %s; a resumed training begins with it",
+            "stopping in the evaluation after iteration %d: %s; a resumed run begins with it",
             state.iteration,
             state.stop_reason,
         )
@@ -206,7 +206,7 @@ def find_service(name: str) -> Any:
 
 
 class AutoresumeCallback(Callback):
-    """Ends the training on all ranks if the service requests it of any, and requests another start.
+    """Ends the run on all ranks if the service requests it of any, and requests another start.
 
     Must precede the callback that saves: the last iteration is saved, then rank 0 requests another start.
 
@@ -244,6 +244,6 @@ class AutoresumeCallback(Callback):
             logger.info("stopping after iteration %d: %s", state.iteration, state.stop_reason)
 
     def on_end(self) -> None:
-        """Request another start if the service ended the training."""
+        """Request another start if the service ended the run."""
         if self._is_requested and self._control.rank == 0:
             self._service.request_resume()

@@ -11,7 +11,6 @@ from typing import Self
 from neox_model.metrics.compute_time import HOST_CLOCK, ComputeTime, device_clock
 from neox_model.metrics.memory import peak_bytes
 from neox_model.parallel.control import gather_object
-from neox_model.parallel.groups import Groups
 from neox_model.train.run import Callback, Run
 from neox_model.train.state import StepReport
 
@@ -102,7 +101,6 @@ class StragglersCallback(Callback):
     peaks of memory.
 
     Args:
-        groups: this rank's process groups.
         time: how long this rank computes.
         peak: returns the most memory that this rank has used, in bytes.
         threshold: factor above the median from which a rank is slow.
@@ -111,14 +109,12 @@ class StragglersCallback(Callback):
 
     def __init__(
         self,
-        groups: Groups,
         *,
         time: ComputeTime,
         peak: Callable[[], float],
         threshold: float,
         interval: int,
     ) -> None:
-        self._groups = groups
         self._time = time
         self._peak, self._largest = peak, 0.0
         self._threshold = threshold
@@ -145,7 +141,6 @@ class StragglersCallback(Callback):
         time = ComputeTime(own, device_clock() if engine.device.type == "cuda" else HOST_CLOCK)
         engine.measure_phases(time.measure)
         return cls(
-            run.groups,
             time=time,
             peak=lambda: peak_bytes(engine.device),
             threshold=threshold,
@@ -163,14 +158,14 @@ class StragglersCallback(Callback):
             # Since the start of the attempt: the log resets the device's peak on rank 0.
             self._largest = max(self._largest, self._peak())
             mine = RankReport(
-                rank=self._groups.world.rank,
+                rank=self.run.groups.world.rank,
                 host=socket.gethostname(),
-                stage=self._groups.pipe.rank,
-                members=self._groups.model.ranks,
+                stage=self.run.groups.pipe.rank,
+                members=self.run.groups.model.ranks,
                 seconds=self._time.read(),
                 peak_bytes=self._largest,
             )
-            reports = gather_object(self._groups.control, mine)
+            reports = gather_object(self.run.groups.control, mine)
             if reports:
                 self._compare(reports)
 

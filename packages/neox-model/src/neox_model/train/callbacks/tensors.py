@@ -9,13 +9,12 @@ from torch import Tensor
 
 from neox_model.checkpoint.logical import engine_fragments, is_written_here, optimizer_parts
 from neox_model.checkpoint.replica_states import shared_weight
-from neox_model.engine.contract import Engine, PendingUpdate, Update
+from neox_model.engine.contract import Engine, PendingUpdate
 from neox_model.parallel.collectives import all_reduce
 from neox_model.parallel.control import all_gather_object, gather_object
 from neox_model.parallel.groups import Groups
 from neox_model.train.callbacks.measurement import Measurement
 from neox_model.train.run import Run
-from neox_model.train.state import TrainState
 
 __all__ = [
     "AveragedNoiseScale",
@@ -99,17 +98,12 @@ class GradientNorms(Measurement):
     The gradients are averaged over micro-batches and data-parallel ranks, and not yet clipped.
 
     Args:
-        update: the engine's update.
-        groups: this rank's process groups.
-        state: counts the iterations.
         interval: iterations between two measurements.
     """
 
-    def __init__(self, update: Update, groups: Groups, state: TrainState, *, interval: int) -> None:
+    def __init__(self, interval: int) -> None:
         super().__init__(interval)
-        self._groups, self._state = groups, state
         self._norms: dict[str, Tensor] = {}
-        update.before(self._keep)
 
     @classmethod
     def from_run(cls, run: Run) -> Self | None:
@@ -117,20 +111,23 @@ class GradientNorms(Measurement):
         section = run.config.logging
         if not section.log_grad_norm or "before_update" not in run.resolved.run.engine.offers:
             return None
-        return cls(run.engine.update, run.groups, run.state, interval=section.log_interval)
+        found = cls(section.log_interval)
+        run.engine.update.before(found._look)
+        return found
 
     def measure(self) -> dict[str, float]:
         """Return the norms on rank 0, none if the batch was left out. Collective over all ranks."""
         measured, self._norms = self._norms, {}
         # The stages of one pipeline hold every tensor once.
-        is_sent = self._groups.data.rank == 0 and self._groups.model.rank == 0
+        groups = self.run.groups
+        is_sent = groups.data.rank == 0 and groups.model.rank == 0
         norms = torch.stack(list(measured.values())).tolist() if is_sent and measured else []
         sent = dict(zip(measured, norms, strict=True)) if is_sent else {}
-        stages = gather_object(self._groups.control, sent)
+        stages = gather_object(groups.control, sent)
         return {f"gradient_norms/{name}": norm for stage in stages for name, norm in stage.items()}
 
-    def _keep(self, pending: PendingUpdate) -> None:
-        if self.is_due(self._state.iteration + 1):
+    def _look(self, pending: PendingUpdate) -> None:
+        if self.is_due(self.run.state.iteration + 1):
             self._norms = pending.tensor_norms()
 
 
@@ -138,16 +135,12 @@ class ZeroGradients(Measurement):
     """Measures the share of gradient elements equal to 0, `optimizer/zero_gradients`, once per interval.
 
     Args:
-        update: the engine's update.
-        state: counts the iterations.
         interval: iterations between two measurements.
     """
 
-    def __init__(self, update: Update, state: TrainState, *, interval: int) -> None:
+    def __init__(self, interval: int) -> None:
         super().__init__(interval)
-        self._state = state
         self._share: Tensor | None = None
-        update.before(self._keep)
 
     @classmethod
     def from_run(cls, run: Run) -> Self | None:
@@ -155,15 +148,17 @@ class ZeroGradients(Measurement):
         section = run.config.logging
         if not section.log_zero_gradients:
             return None
-        return cls(run.engine.update, run.state, interval=section.log_interval)
+        found = cls(section.log_interval)
+        run.engine.update.before(found._look)
+        return found
 
     def measure(self) -> dict[str, float]:
         """Return the share in the last update, none if its batch was left out."""
         share, self._share = self._share, None
         return {} if share is None else {"optimizer/zero_gradients": share.item()}
 
-    def _keep(self, pending: PendingUpdate) -> None:
-        if self.is_due(self._state.iteration + 1):
+    def _look(self, pending: PendingUpdate) -> None:
+        if self.is_due(self.run.state.iteration + 1):
             self._share = pending.zeros()
 
 
@@ -217,17 +212,16 @@ class GradientNoise(Measurement):
     """Estimates the gradient noise scale once per `count` updates.
 
     The smaller batch is that of one update; the larger one that of `count` updates, whose gradients are
-    summed. Updates whose gradients are not finite are left out. The averages start anew when a training is
+    summed. Updates whose gradients are not finite are left out. The averages start anew when a run is
     resumed.
 
     Args:
-        update: the engine's update.
         count: number of updates per estimate, at least 2.
         on_host: keep the sum of the gradients in host memory.
         interval: iterations between two writes.
     """
 
-    def __init__(self, update: Update, *, count: int, on_host: bool, interval: int = 1) -> None:
+    def __init__(self, *, count: int, on_host: bool, interval: int = 1) -> None:
         super().__init__(interval)
         self._count = count
         self._on_host = on_host
@@ -237,7 +231,6 @@ class GradientNoise(Measurement):
         self._squares = torch.zeros(())
         self._measured: list[tuple[Tensor, Tensor, Tensor]] = []
         self._average = AveragedNoiseScale()
-        update.before(self._add)
 
     @classmethod
     def from_run(cls, run: Run) -> Self | None:
@@ -245,12 +238,13 @@ class GradientNoise(Measurement):
         section = run.config.logging
         if not section.log_gradient_noise_scale:
             return None
-        return cls(
-            run.engine.update,
+        found = cls(
             count=section.gradient_noise_scale_n_batches,
             on_host=section.gradient_noise_scale_cpu_offload,
             interval=section.log_interval,
         )
+        run.engine.update.before(found._look)
+        return found
 
     def measure(self) -> dict[str, float]:
         """Return the average of all estimates so far, none if there is no new one.
@@ -277,16 +271,17 @@ class GradientNoise(Measurement):
                 metrics["gradient_noise_scale/simple"] = found.noise / found.signal
         return metrics
 
-    def _add(self, pending: PendingUpdate) -> None:
+    def _look(self, pending: PendingUpdate) -> None:
         """Add the gradients of one update, without reading anything back from the device."""
         is_finite = torch.isfinite(pending.norm)
         if not self._sums:
             self._finite = self._squares = torch.zeros_like(pending.norm)
         for name, _, gradient in pending.weights():
+            device = "cpu" if self._on_host else gradient.device
             if name not in self._sums:
                 # The gradient of a weight that was not trained before was zero.
-                self._sums[name] = self._place(torch.zeros_like(gradient))
-            self._sums[name].add_(self._place(torch.where(is_finite, gradient, 0.0)))
+                self._sums[name] = torch.zeros_like(gradient).to(device)
+            self._sums[name].add_(torch.where(is_finite, gradient, 0.0).to(device))
         self._squares = self._squares + torch.where(is_finite, pending.norm.square(), 0.0)
         self._finite = self._finite + is_finite.to(pending.norm.dtype)
         self._seen += 1
@@ -300,6 +295,3 @@ class GradientNoise(Measurement):
         for total in self._sums.values():
             total.zero_()
         self._seen, self._finite, self._squares = 0, 0.0 * number, 0.0 * number
-
-    def _place(self, values: Tensor) -> Tensor:
-        return values.to("cpu") if self._on_host else values

@@ -16,7 +16,7 @@ class GarbageCollection(Callback):
     """Replaces Python's automatic garbage collection, so that all ranks collect in the same iteration.
 
     Automatic collection runs at a different time on each rank, and all other ranks wait for it. Objects that
-    exist when the training starts are frozen and not examined again.
+    exist when the run starts are frozen and not examined again.
 
     Args:
         interval: iterations between collections.
@@ -73,15 +73,15 @@ class LocalSteps(Callback):
     def on_end(self) -> None:
         """Log a warning if replicas have made updates alone since their last average."""
         if self._optimizer.replicas_differ:
-            # Not for a training that was stopped: another iteration ends it.
+            # Not for a run that was stopped: another iteration ends it.
             remedy = (
                 "; to end with an average, set train-iters to a multiple of the interval between averages, "
                 "or local_step_clipper: 1"
             )
             logger.warning(
-                "the training ends in iteration %d between two averages of %s: its checkpoint, evaluation "
+                "the run ends in iteration %d between two averages of %s: its checkpoint, evaluation "
                 "and export have, as the model, the weights of the last average, without the updates that "
-                "each replica has made alone since; a training that resumes from the checkpoint continues "
+                "each replica has made alone since; a run that resumes from the checkpoint continues "
                 "with these%s",
                 self.run.state.iteration,
                 type(self._optimizer).__name__,

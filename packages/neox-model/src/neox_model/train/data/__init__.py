@@ -1,1 +1,1 @@
-"""The data of a training: datasets, curricula, streams of batches, and the position in them."""
+"""The data of a run: datasets, curricula, streams of batches, and the position in them."""

@@ -57,14 +57,14 @@ PARTS = ("train", "valid", "test")
 
 
 def num_samples(training: TrainingSection, batch: int, position: Position = START) -> dict[str, int]:
-    """Return the number of samples that the whole training reads from each part, before and after `position`.
+    """Return the number of samples that the whole run reads from each part, before and after `position`.
 
     Source: GPT-NeoX, so that datasets are shuffled the same.
 
     Args:
         training: its length and evaluations.
         batch: samples per update over all devices.
-        position: position in the data from which the training resumes.
+        position: position in the data from which the run resumes.
     """
     iterations = max(0, training.iterations - position.iteration)
     evaluations = training.iterations // training.eval_interval + 1
@@ -93,7 +93,7 @@ def build_datasets(
     Args:
         resolved: the configuration.
         parts: the parts to build.
-        position: position in the data from which the training resumes.
+        position: position in the data from which the run resumes.
         difficulties: the schedules of custom curricula, by the name of their block.
 
     Raises:
@@ -144,15 +144,15 @@ def drawn_by_difficulty(
     """Return the training samples in the order of the configured curriculum; unchanged without one.
 
     The difficulty increases at given iterations, so the samples drawn depend on the batch sizes of all
-    earlier iterations. A checkpoint records these, so that a training resumes at the next sample with any
+    earlier iterations. A checkpoint records these, so that a run resumes at the next sample with any
     batch size. A checkpoint of an earlier version records one batch size; if this does not match its number
     of samples, the samples drawn are unknown.
 
     Args:
         section: the curricula.
         dataset: the training samples.
-        position: position in the data from which the training resumes.
-        iterations: updates of the training.
+        position: position in the data from which the run resumes.
+        iterations: updates of the run.
         batch: samples per update over all devices.
         difficulties: the schedules of custom curricula, by the name of their block.
 
@@ -210,7 +210,7 @@ def check_passes(
         training: its length.
         data: the datasets.
         batch: what an update reads of them.
-        position: position in the data from which the training resumes.
+        position: position in the data from which the run resumes.
 
     Raises:
         DataError: the data differs from that of the host that computed the number of iterations, or the
@@ -228,7 +228,7 @@ def check_passes(
     if samples // batch.whole != iterations:
         raise DataError(
             f"{prefix} has {tokens:,} tokens for training on this host, which are "
-            f"{pluralize(samples // batch.whole, 'iteration')} (train-epochs: {epochs:,}), but the training "
+            f"{pluralize(samples // batch.whole, 'iteration')} (train-epochs: {epochs:,}), but the run "
             f"was started with {iterations:,}; make sure that all hosts read the same files"
         )
     if position.samples != position.iteration * batch.whole:

@@ -1,4 +1,4 @@
-"""Describe the data that a training reads, for commands of neox-data (`neox_data.training_data`)."""
+"""Describe the data that a run reads, for commands of neox-data (`neox_data.training_data`)."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -29,7 +29,7 @@ def describe_training_data(
     devices: int | None = None,
     checkpoint: str | None = None,
 ) -> TrainingData:
-    """Describe the data that a training with these configuration files reads.
+    """Describe the data that a run with these configuration files reads.
 
     Args:
         paths: configuration files, which are merged.
@@ -63,11 +63,11 @@ def _position_at(checkpoint: str, section: CheckpointSection) -> Position:
 
 
 def training_data_of(resolved: Resolved, position: Position = START) -> TrainingData:
-    """Describe the data that a training reads; build its sample indices if they do not exist.
+    """Describe the data that a run reads; build its sample indices if they do not exist.
 
     Args:
         resolved: the configuration.
-        position: position from which the training continues with the configuration's batch size.
+        position: position from which the run continues with the configuration's batch size.
 
     Raises:
         DataError: the data is missing or damaged.

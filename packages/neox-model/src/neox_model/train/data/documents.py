@@ -1,6 +1,6 @@
 """What samples are read: name and count their documents, and digest them.
 
-Digests detect a resumed training that reads samples in a different order.
+Digests detect a resumed run that reads samples in a different order.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""The position of a training in its data. Without torch."""
+"""The position of a run in its data. Without torch."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ Ranges = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """The position of a training in its data.
+    """The position of a run in its data.
 
     Args:
         iteration: finished optimizer updates.
         samples: training samples read by all data-parallel ranks.
         validation_samples: validation samples used by evaluations, with those of one that is due.
-        due_validation: the first of these, with which a resumed training begins; None: none is due.
+        due_validation: the first of these, with which a resumed run begins; None: none is due.
         batch_sizes: (iteration, samples) pairs: samples per iteration, starting at that iteration. They do
             not add up to `samples` if a checkpoint did not record all of them.
         left_out: ranges of samples that are read but not trained on, because the loss of a batch was a spike.

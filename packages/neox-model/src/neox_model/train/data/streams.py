@@ -183,7 +183,7 @@ def open_streams(
 
 
 def choose_weighting(normalization: str, groups: Groups) -> TokenWeighting:
-    """Return the weighting of tokens in the loss of a training, according to `loss_normalization`."""
+    """Return the weighting of tokens in the loss of a run, according to `loss_normalization`."""
     weightings: dict[str, TokenWeighting] = {
         "micro_batch": weighted_by_micro_batch,
         "global": partial(weighted_globally, data=groups.data),
