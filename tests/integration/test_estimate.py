@@ -83,6 +83,10 @@ def test_parameter_counts_equal_the_built_model_part_by_part(norm, position, act
     [
         {"mlp_width": 50},
         {"gpt_j_residual": True},
+        {"gpt_j_residual": True, "gpt_j_tied": True, "use_qk_layernorm": True},
+        {"norm_placement": "both", "qk_norm": "head", "norm_zero_centered": True},
+        {"norm_placement": "after", "qk_norm": "width", "num_kv_heads": 2, "norm": "scalenorm"},
+        {"norm": "non_parametric_layernorm", "qk_norm": "width"},
         {"num_layers": 1},
         {"num_kv_heads": 2, "pos_emb": "rpe", "rpe_num_buckets": 9},
         {"use_bias_in_mlp": False},

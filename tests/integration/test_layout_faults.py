@@ -147,6 +147,18 @@ def orders_query_key_value_by_kind(original: Any) -> Any:
     return initialize
 
 
+def own_mean(original: Any) -> Any:
+    return lambda wide, group: wide.mean(-1, keepdim=True)
+
+
+def sums_at_once_too(original: Any) -> Any:
+    def mark(parameter: Any, group: Any) -> None:
+        original(parameter, group)
+        parameter.register_hook(lambda gradient: all_reduce(gradient.clone(), group))
+
+    return mark
+
+
 def leaves_out_biases(original: Any) -> Any:
     def apply(self: Any) -> None:
         kept = [
@@ -356,6 +368,34 @@ FAULTS: dict[str, Fault] = {
         nothing,
         (r"^gradients", r"norm", _MISSING, _TENSOR),
         {"gpt_j_residual": True},
+    ),
+    "gradients of norms of outputs not summed over parts of the sequence": Fault(
+        "tp=2,sp=true,dp=1",
+        f"{_MIXED}.sum_partial_gradients",
+        nothing,
+        (r"^gradients", r"norm1_after", _MISSING, _TENSOR),
+        {"norm_placement": "after"},
+    ),
+    "norm of queries and keys over the heads of one rank": Fault(
+        "tp=2,dp=1",
+        "neox_model.layers.attention.head_norms._mean",
+        own_mean,
+        (r"^loss", _TENSOR),
+        {"qk_norm": "width", "norm": "rmsnorm"},
+    ),
+    "gradients of norms of heads not summed": Fault(
+        "tp=2,dp=1",
+        "neox_model.layers.attention.head_norms.mark_partial",
+        nothing,
+        (r"^gradients", r"qk_norm", _MISSING, _TENSOR),
+        {"qk_norm": "head"},
+    ),
+    "gradients of norms of heads summed twice": Fault(
+        "tp=2,sp=true,dp=1",
+        "neox_model.layers.attention.head_norms.mark_partial",
+        sums_at_once_too,
+        (r"^gradients", r"qk_norm", _TWO, _TENSOR),
+        {"qk_norm": "head"},
     ),
     "norm without the tensor-parallel group": Fault(
         "tp=2,dp=1",

@@ -53,6 +53,24 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "activation": "swiglu",
         "pos_emb": "rotary",
     },
+    "norms of outputs, of queries and keys over all heads": {
+        "pos_emb": "rotary",
+        "norm": "rmsnorm",
+        "norm_placement": "after",
+        "qk_norm": "width",
+        "num_kv_heads": "half",
+    },
+    "norms on both sides and of heads, weights minus 1": {
+        "pos_emb": "rotary",
+        "norm_placement": "both",
+        "norm_zero_centered": True,
+        "qk_norm": "head",
+    },
+    "parallel residual with one norm, as of queries and keys": {
+        "gpt_j_residual": True,
+        "gpt_j_tied": True,
+        "use_qk_layernorm": True,
+    },
     "shared layers": {"num_layers": 4, "num_unique_layers": 2, "param_sharing_style": "grouped"},
     "grouped queries, rmsnorm, swiglu, no biases": {
         "pos_emb": "rotary",
@@ -125,7 +143,25 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         **_attention("gmlp", "global", "amlp"),
         "gmlp_attn_dim": 8,
     },
+    "windows and rotary embeddings by kind": {
+        "pos_emb": "rotary",
+        "attention_config": ["sliding", "nope", "full", "long", "global"],
+        "attention_kinds": {
+            "sliding": {"sliding_window_width": 4, "rotary_emb_base": 100},
+            "nope": {"pos_emb": "none"},
+            "full": {"rotary_scaling": {"type": "linear", "factor": 2.0}},
+            "long": {
+                "rotary_scaling": {
+                    "type": "longrope",
+                    "original_max_position_embeddings": 10,
+                    "short_factor": [1.0, 0.25],
+                    "long_factor": [1.5, 4.0],
+                }
+            },
+        },
+    },
     "layer scaling with scores, swish": {
+        "opt_pos_emb_offset": 2,
         "apply_query_key_layer_scaling": True,
         "attention_softmax_in_fp32": True,
         "activation": "swish",

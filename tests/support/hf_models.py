@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,19 +10,14 @@ from typing import Any
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from neox_config.facts.hugging_face import CLASSES
+
 __all__ = [
     *("ENTRIES", "FAMILIES", "SMALL"),
     *("plain_settings", "random_settings", "write_model", "write_tokenizer"),
 ]
 
-FAMILIES = ("gpt_neox", "gpt2", "llama", "mistral", "qwen2")
-_CLASSES = {
-    "gpt_neox": "GPTNeoXForCausalLM",
-    "gpt2": "GPT2LMHeadModel",
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-}
+FAMILIES = tuple(CLASSES)
 ENTRIES = 280
 SMALL = {
     "hidden_size": 16,
@@ -78,7 +74,10 @@ def plain_settings(family: str) -> dict[str, Any]:
     """Return arguments of the smallest configuration of a class, without windows."""
     if family == "gpt2":
         return dict(_GPT2)
-    return SMALL | {"num_key_value_heads": 2, "sliding_window": None}
+    if family == "opt":
+        return {name: value for name, value in SMALL.items() if name != "intermediate_size"} | {"ffn_dim": 20}
+    heads = {"num_key_value_heads": 2, "sliding_window": None}
+    return SMALL | heads | ({"head_dim": 8} if family in ("qwen3", "gemma2", "gemma3_text") else {})
 
 
 def random_settings(family: str, seed: int) -> dict[str, Any]:
@@ -124,6 +123,12 @@ def random_settings(family: str, seed: int) -> dict[str, Any]:
             "hidden_act": draw.choice(["gelu", "gelu_new", "relu"]),
             "layer_norm_eps": draw.choice([1e-5, 1e-4]),
         }
+    if family == "opt":
+        settings["ffn_dim"] = settings.pop("intermediate_size")
+        return settings | {
+            "enable_bias": draw.random() < 0.7,
+            "activation_function": draw.choice(["relu", "gelu", "gelu_new"]),
+        }
     shared = draw.choice([each for each in range(1, heads + 1) if heads % each == 0])
     settings |= {
         "rope_parameters": rope,
@@ -132,15 +137,84 @@ def random_settings(family: str, seed: int) -> dict[str, Any]:
         "hidden_act": draw.choice(["silu", "silu", "gelu"]),
         "head_dim": draw.choice([width // heads, 6, 16]),
     }
-    if family == "llama":
-        settings |= {"attention_bias": draw.random() < 0.3, "mlp_bias": draw.random() < 0.3}
-    if family == "mistral":
-        settings["sliding_window"] = draw.choice([None, 5, 8])
-    if family == "qwen2":
-        settings |= draw.choice(
-            [{}, {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": layers // 2}]
-        )
-    return settings
+    return settings | _OWN[family](draw, settings)
+
+
+def _bias(draw: random.Random, settings: dict[str, Any]) -> dict[str, Any]:
+    return {"attention_bias": draw.random() < 0.3}
+
+
+def _biases(draw: random.Random, settings: dict[str, Any]) -> dict[str, Any]:
+    return {**_bias(draw, settings), "mlp_bias": draw.random() < 0.3}
+
+
+def _chosen_windows(draw: random.Random, settings: dict[str, Any]) -> dict[str, Any]:
+    first = settings["num_hidden_layers"] // 2
+    return draw.choice([{}, {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": first}])
+
+
+def _listed_windows(draw: random.Random, settings: dict[str, Any]) -> dict[str, Any]:
+    types = draw.choices(["full_attention", "sliding_attention"], k=settings["num_hidden_layers"])
+    return {"sliding_window": draw.choice([4, 7]), "layer_types": draw.choice([None, types])}
+
+
+def _rotary_by_type(draw: random.Random, settings: dict[str, Any]) -> dict[str, Any]:
+    local = {"rope_type": "default", "rope_theta": draw.choice([10000.0, 99.0])}
+    both = {"full_attention": settings["rope_parameters"], "sliding_attention": local}
+    return {"rope_parameters": both, **_listed_windows(draw, settings)}
+
+
+def _gemma(draw: random.Random, settings: dict[str, Any]) -> dict[str, Any]:
+    del settings["hidden_act"]
+    return {
+        "hidden_activation": draw.choice(["gelu_pytorch_tanh", "gelu"]),
+        "query_pre_attn_scalar": draw.choice([4, 12, 144]),
+        "final_logit_softcapping": draw.choice([None, 1.5, 30.0]),
+        **_bias(draw, settings),
+    }
+
+
+def _gemma2(draw: random.Random, settings: dict[str, Any]) -> dict[str, Any]:
+    cap = draw.choice([None, 0.8, 50.0])
+    return {**_gemma(draw, settings), **_listed_windows(draw, settings), "attn_logit_softcapping": cap}
+
+
+def _smollm3(draw: random.Random, settings: dict[str, Any]) -> dict[str, Any]:
+    rotated = draw.choice([None, draw.choices([0, 1], k=settings["num_hidden_layers"])])
+    window = draw.choice([{}, {"use_sliding_window": True, "sliding_window": 5}])
+    return {"no_rope_layers": rotated, **window, **_biases(draw, settings)}
+
+
+def _phi3(draw: random.Random, settings: dict[str, Any]) -> dict[str, Any]:
+    del settings["head_dim"]  # The class has no other.
+    rope, share = settings["rope_parameters"], draw.choice([1.0, 0.5])
+    pairs = int(settings["hidden_size"] // settings["num_attention_heads"] * share) // 2
+    rope = {"rope_theta": rope["rope_theta"], "partial_rotary_factor": share, "rope_type": "default"}
+    original = draw.choice([8, settings["max_position_embeddings"] // 2])
+    if draw.random() < 0.6:
+        factors = ("short_factor", "long_factor")
+        rope |= {name: [1.0 + draw.random() * 3 for _ in range(pairs)] for name in factors}
+        rope |= {"rope_type": "longrope", "original_max_position_embeddings": original}
+    return {
+        "rope_parameters": rope,
+        "original_max_position_embeddings": original,
+        "sliding_window": draw.choice([None, 5]),
+    }
+
+
+_OWN: dict[str, Callable[[random.Random, dict[str, Any]], dict[str, Any]]] = {
+    "llama": _biases,
+    "mistral": lambda draw, settings: {"sliding_window": draw.choice([None, 5, 8])},
+    "qwen2": _chosen_windows,
+    "qwen3": lambda draw, settings: _bias(draw, settings) | _chosen_windows(draw, settings),
+    "olmo2": _bias,
+    "olmo3": lambda draw, settings: _bias(draw, settings) | _rotary_by_type(draw, settings),
+    "gemma2": _gemma2,
+    "gemma3_text": lambda draw, settings: _gemma(draw, settings) | _rotary_by_type(draw, settings),
+    "smollm3": _smollm3,
+    "phi3": _phi3,
+}
+"""What a class has in addition to Llama's options."""
 
 
 def write_model(
@@ -149,7 +223,7 @@ def write_model(
     """Write a model whose weights, biases and norms are all random, with its tokenizer; return the folder."""
     import transformers  # Takes seconds.
 
-    kind = getattr(transformers, _CLASSES[family])
+    kind = getattr(transformers, CLASSES[family])
     ids = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": None}
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)

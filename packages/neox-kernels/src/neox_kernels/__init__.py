@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from neox_kernels.operators.bias_dropout_add import bias_dropout_add
     from neox_kernels.operators.bias_gelu import bias_gelu
     from neox_kernels.operators.cross_entropy import cross_entropy
-    from neox_kernels.operators.gated import bias_geglu, bias_swiglu
+    from neox_kernels.operators.gated import bias_geglu, bias_geglu_tanh, bias_swiglu
     from neox_kernels.operators.layer_norm import add_layer_norm, apex_layer_norm, layer_norm
     from neox_kernels.operators.rms_norm import add_rms_norm, rms_norm
     from neox_kernels.operators.rotary import rotary, rotary_, split_rotary
@@ -36,6 +36,7 @@ __all__ = [
     "apex_layer_norm",
     "bias_dropout_add",
     "bias_geglu",
+    "bias_geglu_tanh",
     "bias_gelu",
     "bias_swiglu",
     "choose",
@@ -57,6 +58,7 @@ _MODULES = {
     "apex_layer_norm": "operators.layer_norm",
     "bias_dropout_add": "operators.bias_dropout_add",
     "bias_geglu": "operators.gated",
+    "bias_geglu_tanh": "operators.gated",
     "bias_gelu": "operators.bias_gelu",
     "bias_swiglu": "operators.gated",
     "choose": "choice",

@@ -9,7 +9,7 @@ from neox_kernels.operator import Operator
 from neox_kernels.operators.bias_dropout_add import bias_dropout_add
 from neox_kernels.operators.bias_gelu import bias_gelu
 from neox_kernels.operators.cross_entropy import cross_entropy
-from neox_kernels.operators.gated import bias_geglu, bias_swiglu
+from neox_kernels.operators.gated import bias_geglu, bias_geglu_tanh, bias_swiglu
 from neox_kernels.operators.layer_norm import add_layer_norm, apex_layer_norm, layer_norm
 from neox_kernels.operators.rms_norm import add_rms_norm, rms_norm
 from neox_kernels.operators.rotary import rotary, rotary_, split_rotary
@@ -24,6 +24,7 @@ OPERATORS: tuple[Operator[..., Any], ...] = (
     bias_gelu,
     bias_swiglu,
     bias_geglu,
+    bias_geglu_tanh,
     bias_dropout_add,
     rotary,
     rotary_,

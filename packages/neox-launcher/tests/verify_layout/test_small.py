@@ -169,3 +169,29 @@ def test_the_reference_has_the_same_activation(settings):
     plain = with_settings(small, reference_settings(small, sizes), name="plain")
     assert read_model(plain) == read_model(small)
     assert plain.model.bias_gelu_fusion is False
+
+
+def test_kinds_of_attention_keep_their_windows_and_factors_within_short_sequences():
+    scaling = {"type": "longrope", "original_max_position_embeddings": 2048}
+    scaling |= {"short_factor": [1.0, 2.0], "long_factor": [4.0, 8.0]}
+    small = small_of(
+        {
+            "seq_length": 4096,
+            "max_position_embeddings": 4096,
+            "pos_emb": "rotary",
+            "num_layers": 3,
+            "attention_config": ["near", "nearer", "long"],
+            "attention_kinds": {
+                "near": {"sliding_window_width": 512},
+                "nearer": {"sliding_window_width": 128},
+                "long": {"rotary_scaling": scaling},
+            },
+        }
+    ).config
+    kinds = small.attention.attention_kinds
+    windows = [kinds[name].sliding_window_width for name in ("near", "nearer")]
+    assert small.model.seq_length > windows[0] > windows[1] > 0
+    own = kinds["long"].rotary_scaling
+    assert own.original_max_position_embeddings < small.model.seq_length
+    pairs = small.model.hidden_size // small.model.num_attention_heads // 2
+    assert len(own.short_factor) == len(own.long_factor) == pairs

@@ -38,6 +38,12 @@ LLAMA = {
 RECOMPUTED = {"checkpoint_activations": True, "checkpoint_num_layers": 2}
 ARCHITECTURES = {
     "half rotary, parallel residual": {"pos_emb": "rotary", "rotary_pct": 0.5, "gpt_j_residual": True},
+    "norms on both sides and of heads, weights minus 1": {
+        "pos_emb": "rotary",
+        "norm_placement": "both",
+        "norm_zero_centered": True,
+        "qk_norm": "head",
+    },
     "grouped queries, rmsnorm, swiglu, recomputed": {**LLAMA, **RECOMPUTED},
     "learned positions, dropout, recomputed": {
         "hidden_dropout": 0.1,

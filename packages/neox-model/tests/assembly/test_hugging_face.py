@@ -214,6 +214,61 @@ def test_llama_and_mistral_of_transformers_are_the_same_function(model, shared_k
     compare(settings, getattr(transformers, f"{model}ForCausalLM")(config), llama)
 
 
+def qwen3(name: str, get: Callable[[str], Tensor]) -> Tensor:
+    for which in ("query", "key"):
+        if f"qk_norm.{which}" in name:
+            index, _, kind = in_layer(name)
+            return get(f"model.layers.{index}.self_attn.{which[0]}_norm.{kind}")
+    return llama(name, get)
+
+
+def olmo2(name: str, get: Callable[[str], Tensor]) -> Tensor:
+    after = {"norm1_after": "post_attention_layernorm", "norm2_after": "post_feedforward_layernorm"}
+    if name.startswith("layers.") and in_layer(name)[1] in after:
+        index, part, kind = in_layer(name)
+        return get(f"model.layers.{index}.{after[part]}.{kind}")
+    return qwen3(name, get)
+
+
+@pytest.mark.parametrize("shared_keys", [6, 2])
+@pytest.mark.parametrize(
+    ("model", "settings", "joined"),
+    [
+        ("Qwen3", {"qk_norm": "head"}, qwen3),
+        ("Olmo2", {"qk_norm": "width", "norm_placement": "after"}, olmo2),
+    ],
+)
+def test_norms_of_transformers_are_the_same_function(model, settings, joined, shared_keys):
+    config = getattr(transformers, f"{model}Config")(
+        vocab_size=VOCAB,
+        hidden_size=WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=shared_keys,
+        head_dim=HEAD_WIDTH,
+        intermediate_size=100,
+        max_position_embeddings=LENGTH,
+        rms_norm_eps=1e-4,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
+        initializer_range=0.2,
+        tie_word_embeddings=False,
+        attention_dropout=0.0,
+    )
+    common = {
+        "mlp_width": 100,
+        "activation": "swiglu",
+        "norm": "rmsnorm",
+        "rms_norm_epsilon": 1e-4,
+        "pos_emb": "rotary",
+        "rotary_emb_base": 1000,
+        "num_kv_heads": shared_keys,
+        "no_weight_tying": True,
+        "use_bias_in_attn_linear": False,
+        "use_bias_in_mlp": False,
+    }
+    compare(common | settings, getattr(transformers, f"{model}ForCausalLM")(config), joined)
+
+
 SCALINGS = [
     {},
     {"type": "linear", "factor": 4.0},

@@ -75,6 +75,7 @@ FUSIONS = [
     ({"rmsnorm_fusion": True, **RMS_NORM}, "rms_norm rms_norm.with_input add_rms_norm", RMS_NORM),
     ({"glu_fusion": True, "activation": "swiglu"}, "bias_swiglu", {"activation": "swiglu"}),
     ({"glu_fusion": True, "activation": "geglu"}, "bias_geglu", {"activation": "geglu"}),
+    ({"glu_fusion": True, "activation": "geglu_tanh"}, "bias_geglu_tanh", {"activation": "geglu_tanh"}),
 ]
 
 
@@ -215,6 +216,7 @@ def test_a_fused_dropout_drops_in_training_alone(calls):
         {"gpt_j_residual": True},
         {"apply_residual_connection_post_layernorm": True},
         {"norm": "apexlayernorm", "layernorm_fusion": "auto"},
+        {"norm_placement": "after", "bias_dropout_fusion": True},
     ],
     ids=str,
 )
@@ -222,6 +224,33 @@ def test_a_norm_adds_only_what_comes_directly_before_it(calls, between):
     loss, gradients = loss_and_gradients(model_of({"layernorm_fusion": True, **between}).eval())
     assert "add_layer_norm" not in calls
     expected_loss, expected = loss_and_gradients(model_of(between).eval())
+    assert loss == pytest.approx(expected_loss, rel=1e-5)
+    for given, wanted in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(given, wanted, atol=2e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"norm_placement": "both"},
+        {"norm_placement": "both", "bias_dropout_fusion": True},
+        {"norm_zero_centered": True},
+        {"gpt_j_residual": True, "gpt_j_tied": True, "bias_dropout_fusion": True},
+        {"qk_norm": "head", "rope_fusion": True, **ROTARY},
+        {"use_qk_layernorm": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
+def test_fused_norms_compute_what_plain_ones_do(calls, settings, norm):
+    fused = {f"{norm}_fusion": True, "norm": norm}
+    loss, gradients = loss_and_gradients(model_of(settings | fused).eval())
+    name = "layer_norm" if norm == "layernorm" else norm.replace("norm", "_norm")
+    assert (f"add_{name}" in calls) == ("gpt_j_residual" not in settings)
+    assert name in calls
+    assert "split_rotary" not in calls
+    plain = {key: False if key.endswith("fusion") else value for key, value in settings.items()}
+    expected_loss, expected = loss_and_gradients(model_of(plain | {"norm": norm}).eval())
     assert loss == pytest.approx(expected_loss, rel=1e-5)
     for given, wanted in zip(gradients, expected, strict=True):
         torch.testing.assert_close(given, wanted, atol=2e-6, rtol=1e-4)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from neox_model.convert.differences import differences, patterns
+from neox_model.convert.differences import differences, mixers
 from support.settings import resolved_from
 
 LOCAL = {"attention_config": [[["local"], "all"]], "sparsity_config": {"block": 1, "num_local_blocks": 8}}
@@ -22,7 +22,7 @@ def test_a_window_that_covers_every_sequence_is_none(before, hides, is_local):
         settings = LOCAL | {"sparsity_config": {"block": 1, "num_local_blocks": 2 * before}}
     expected = ["pattern (sliding-window-width, attention-config): window (there: none)"] if hides else []
     assert found(settings, {}) == expected
-    assert [each is not None for each in patterns(resolved_from(settings).model)] == [hides] * 3
+    assert [each.pattern is not None for each in mixers(resolved_from(settings).model)] == [hides] * 3
 
 
 def test_one_window_has_two_types_of_attention():
@@ -48,6 +48,9 @@ def test_the_padding_of_the_vocabulary_is_not_compared():
         ({"norm": "scalenorm"}, "norm: scalenorm (there: layernorm)"),
         ({"pos_emb": "rotary"}, "pos-emb: rotary (there: learned)"),
         ({"gpt_j_residual": True}, "gpt-j-residual: parallel (there: serial)"),
+        ({"norm_placement": "both"}, "norm-placement: both (there: before)"),
+        ({"norm_zero_centered": True}, "norm-zero-centered: true (there: false)"),
+        ({"qk_norm": "head"}, "qk-norm: head (there: none)"),
         ({"mlp_width": 20}, "mlp-width: 20 (there: 96)"),
         ({"num_kv_heads": 2}, "num-kv-heads: 2 (there: 6)"),
         ({"num_layers": 2}, "num-layers: 2 (there: 3)"),

@@ -351,7 +351,7 @@ def test_recorded_arguments_are_compared(tmp_path, arguments, message):
         ({"pos_emb": "learned"}, ("position_embeddings.weight", "layer 00")),
         ({"activation": "swiglu", "intermediate_size": 600}, ("has the shape",)),
         ({"apply_residual_connection_post_layernorm": True}, ("apply-residual-connection-post-layernorm",)),
-        ({"gpt_j_tied": True}, ("gpt_j_tied",)),
+        ({"attention_sinks": True}, ("attention-sinks",)),
         ({"num_layers": 3}, ("num_layers", "2", "has 3")),
     ],
 )  # fmt: skip
@@ -516,6 +516,10 @@ def test_a_wrong_join_is_found_before_anything_is_written(tmp_path, monkeypatch,
     assert not (tmp_path / "ours").exists()
 
 
+def _rows_of_rank(tensor, rank, ranks):
+    return tensor.chunk(ranks)[rank]
+
+
 def other(folder, *, ranks, **settings):
     """Convert a checkpoint of random weights, for options that transformers does not have."""
     source = gpt2()
@@ -524,13 +528,20 @@ def other(folder, *, ranks, **settings):
     del source.layers[0]["position_embeddings.weight"]
     generator = torch.Generator().manual_seed(5)
     for number in (2, 3, 5):
-        layer = source.layers[number]
-        if settings.get("norm") == "scalenorm":
-            for name in [name for name in layer if "norm" in name]:
-                stem, _, kind = name.rpartition(".")
-                del layer[name]
-                if kind == "weight":
-                    layer[f"{stem}.g"] = torch.full((1,), 0.7)
+        layer, norm = source.layers[number], settings.get("norm", "layernorm")
+        if number != 5 and settings.get("use_qk_layernorm"):
+            for kind in ("weight", "bias"):
+                by_head = torch.randn(heads, 32 // heads, generator=generator)
+                layer[f"attention.qk_layernorm.{kind}"] = by_head
+            for kind in ("weight", "bias", "scale"):
+                source.by_rank[f"attention.qk_layernorm.{kind}"] = _rows_of_rank
+        for name in [name for name in layer if "norm" in name and norm != "layernorm"]:
+            stem, _, kind = name.rpartition(".")
+            values = layer.pop(name)
+            if kind == "weight" and norm == "scalenorm":
+                layer[f"{stem}.g"] = torch.full((1,), 0.7)
+            elif kind == "weight" and norm == "rmsnorm":
+                layer[f"{stem}.scale"] = values
         if number != 5 and settings["pos_emb"] == "rpe":
             layer["attention.rpe.weight"] = torch.randn(32, heads, generator=generator)
         if number != 5 and settings["pos_emb"] == "alibi":
@@ -550,6 +561,45 @@ def other(folder, *, ranks, **settings):
 )
 def test_options_that_transformers_does_not_have_are_proven(tmp_path, settings):
     assert other(tmp_path, ranks=2, **settings)["largest_differences"]["layer"] < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("ranks", "settings"),
+    [
+        (2, {"gpt_j_residual": True, "gpt_j_tied": True}),
+        (2, {"norm": "non_parametric_layernorm"}),
+        (1, {"use_qk_layernorm": True}),
+        (1, {"use_qk_layernorm": True, "norm": "non_parametric_layernorm"}),
+        (2, {"use_qk_layernorm": True, "norm": "rmsnorm"}),
+    ],
+    ids=str,
+)
+def test_other_norms_are_read(tmp_path, ranks, settings):
+    result = other(tmp_path, ranks=ranks, pos_emb="none", **settings)
+    assert result["largest_differences"]["layer"] < 1e-5
+    written = yaml.safe_load((tmp_path / "ours" / "model.yml").read_text())
+    assert {name: written.get(name.replace("_", "-")) for name in settings} == settings
+    checkpoint = Checkpoint(tmp_path / "ours" / "global_step30")
+    names = dict(
+        build_sequential(checkpoint.model, checkpoint.resolved.run, checkpoint.vocab_size).named_parameters()
+    )
+    has_weights = settings.get("norm") != "non_parametric_layernorm"
+    assert any("norm2" in name for name in names) == (has_weights and "gpt_j_tied" not in settings)
+    assert any("qk_norm.both" in name for name in names) == (has_weights and "use_qk_layernorm" in settings)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "settings", "message"),
+    [
+        (2, {"use_qk_layernorm": True}, "use-qk-layernorm, which each of 2 tensor-parallel ranks"),
+        (1, {"qk_norm": "head"}, "qk-norm, which GPT-NeoX does not have"),
+        (1, {"norm_placement": "after"}, "norm-placement or norm-zero-centered"),
+        (1, {"norm_zero_centered": True}, "norm-placement or norm-zero-centered"),
+    ],
+)
+def test_norms_of_other_programs_are_refused(tmp_path, ranks, settings, message):
+    with pytest.raises(ConversionError, match=message):
+        other(tmp_path, ranks=ranks, pos_emb="none", **settings)
 
 
 def test_a_wrong_bias_of_positions_is_found(tmp_path, monkeypatch):

@@ -134,3 +134,26 @@ def test_parts_a_chat_template_and_settings_of_generation_are_kept(tmp_path, cap
     assert recorded["eos_token_id"] == [0, 5]  # Those that the checkpoint records.
     rope = json.loads((back / "config.json").read_text())["rope_parameters"]
     assert rope == {"rope_type": "linear", "factor": 2.0, "rope_theta": 777.0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("original", [8, 400])
+@pytest.mark.parametrize(("family", "fraction"), [("llama", 1.0), ("gpt_neox", 0.5)])
+def test_longrope_comes_back_with_its_factors(tmp_path, family, fraction, original):
+    """Transformers chooses by the tokens of a call, so the proof computes short and long sequences."""
+    pairs = int(SMALL["hidden_size"] // SMALL["num_attention_heads"] * fraction) // 2
+    rope = {
+        "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": original,
+        "short_factor": [1.0 + 0.5 * i for i in range(pairs)], "long_factor": [2.0 + i for i in range(pairs)],
+    }  # fmt: skip
+    if fraction != 1.0:
+        rope["partial_rotary_factor"] = fraction
+    imported, _ = round_trip(
+        tmp_path, family, {**SMALL, "max_position_embeddings": 500, "rope_parameters": rope}
+    )
+    assert max(imported["largest_differences"].values()) < 1e-5
+    theirs, back = (
+        json.loads((tmp_path / name / "config.json").read_text())["rope_parameters"]
+        for name in ("theirs", "back")
+    )
+    assert {name: back[name] for name in rope} == {name: theirs[name] for name in rope}

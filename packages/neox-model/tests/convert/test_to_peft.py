@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 from neox_config.errors import NeoXError
+from neox_config.facts.adapters import ADAPTED
 from neox_model.checkpoint.adapters import merge_adapters
 from neox_model.convert import to_peft as exporting
 from neox_model.convert.cli import main
@@ -30,6 +31,7 @@ peft = pytest.importorskip("peft")
 
 SHARED = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
 HEADS = {"gpt_neox": {"num_attention_heads": 4, "hidden_size": 32}, "gpt2": {"n_head": 4, "n_embd": 32}}
+MATRICES = {"phi3": ("qkv", "dense", "down")}
 
 
 def settings_of(family):
@@ -45,7 +47,11 @@ def imported(folder, family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_peft_computes_what_the_merged_model_computes(tmp_path, family):
     base = imported(tmp_path, family)
-    adapters = write_adapters(base, tmp_path / "adapters")
+    if family == "phi3":
+        joined = write_adapters(base, tmp_path / "joined")
+        with pytest.raises(ConversionError, match=r"mlp\.gate_up_proj"):
+            to_peft(joined, tmp_path / "theirs", tmp_path / "peft")
+    adapters = write_adapters(base, tmp_path / "adapters", matrices=MATRICES.get(family, ADAPTED))
     with warnings.catch_warnings():
         # No warning about peft or transformers is shown to the user of the command.
         warnings.simplefilter("error", FutureWarning)

@@ -118,8 +118,8 @@ def test_parameters_are_written_in_the_order_of_files_with_what_differs_from_the
         "rotary-pct": 1.0,
         "rotary-emb-base": 500,
         "rotary-scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8, **yarn},
-        "attention-config": ["global", "local"],
-        "sparsity-config": {"block": 1, "num-local-blocks": 10},
+        "attention-config": ["global", "sliding"],
+        "attention-kinds": {"sliding": {"sliding-window-width": 5}},
         "make-vocab-size-divisible-by": 1,
     }
     assert json.dumps(settings_of(TABLES["qwen2"].read(config))) == json.dumps(expected)

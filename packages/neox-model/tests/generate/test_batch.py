@@ -13,10 +13,12 @@ from neox_model.generate.forward import Forward
 from neox_model.generate.sampling import GREEDY, Sampling
 from neox_model.initialization import initialize_parameters
 from neox_model.layers.cache import spans_of
+from neox_model.layers.positions import lengths_of_requests
 from neox_model.parallel.groups import SINGLE_PROCESS, Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.parallel.topology import create_groups
-from support.decoding import continue_prompts
+from neox_model.scoring.scorer import Part, Scorer
+from support.decoding import continue_prompts, scores_of
 from support.distributed import run_ranks
 from support.layouts import CAUSAL_ARCHITECTURES, Layout, settings_of
 from support.settings import resolved_from
@@ -419,3 +421,26 @@ def test_a_batch_uses_the_weights_of_its_start(recompute):
         for one in (forward, changed)
     )
     assert [one.tokens for one in after] == [one.tokens for one in expected] != [one.tokens for one in before]
+
+
+def test_a_request_has_the_factors_of_what_it_may_read_and_keeps_them():
+    """The original length is 10 tokens: a prompt of 3 may read 10 with 8 new tokens, and 11 with 9."""
+    forward = forward_of(small("windows and rotary embeddings by kind"))
+    prompt, found = PROMPTS[0], []
+    for count in (8, 9):
+        batch = Batch(forward, slots=1, capacity=14)
+        batch.admit([Request(prompt=prompt, maximum_tokens=count)])
+        for _ in range(count - 1):
+            batch.step()
+        (new,) = batch.read()
+        tokens = torch.tensor([[*prompt, *new.tokens]])
+        with torch.no_grad(), lengths_of_requests(forward.model, torch.tensor([len(prompt) + count - 1])):
+            whole = forward.model(tokens[:, :-1]).log_softmax(dim=-1)
+        expected = whole[0, len(prompt) - 1 :].gather(1, tokens[0, len(prompt) :, None])[:, 0].tolist()
+        assert new.log_probabilities == pytest.approx(expected, abs=1e-4)
+        found.append(new.log_probabilities)
+        # Scores of the same text agree.
+        part = Part(prompt, new.tokens)
+        (score,) = scores_of(Scorer(forward, seq_length=14, batch_tokens=100), [part])
+        assert score.log_likelihood == pytest.approx(sum(expected), abs=1e-3)
+    assert found[0] != pytest.approx(found[1][:8], abs=1e-2)

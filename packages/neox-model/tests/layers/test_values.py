@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from neox_model.assembly.model import build_model
 from neox_model.errors import LayoutError
 from neox_model.initialization import INIT_METHODS, build_init_method, initialize_parameters
 from neox_model.layers.activations import ACTIVATIONS, GATED_ACTIVATIONS, clamped_swiglu
@@ -21,8 +22,9 @@ from neox_model.layers.norms import NORMS
 from neox_model.layers.positions import LearnedPosition, RotaryPosition, SinusoidalPosition
 from neox_model.layers.residual_layer import add_dropped
 from neox_model.layers.transformer_layer import TransformerLayer
-from neox_model.parallel.groups import SINGLE_RANK
+from neox_model.parallel.groups import SINGLE_PROCESS, SINGLE_RANK
 from support.refusals import refused
+from support.settings import specs_from
 
 WIDTH, HEADS, LENGTH, BATCH = 24, 6, 7, 3
 NORMAL = build_init_method("normal", std=0.5, hidden_size=WIDTH, num_layers=2)
@@ -71,6 +73,7 @@ def test_activation_follows_its_formula(name, formula):
     ("name", "formula"),
     [
         ("geglu", functional.gelu),
+        ("geglu_tanh", partial(functional.gelu, approximate="tanh")),
         ("swiglu", functional.silu),
         ("reglu", functional.relu),
         ("glu", lambda x: 1 / (1 + torch.exp(-x))),
@@ -161,12 +164,37 @@ def test_clamped_swiglu_is_that_of_gpt_oss():
         ("scalenorm", lambda x, e: x / torch.clamp(x.norm(dim=-1, keepdim=True), min=e)),
     ],
 )
-def test_norm_follows_its_formula(name, formula):
-    norm = started(NORMS[name](WIDTH, 0.3))
-    expected = formula(hidden(), 0.3) * norm.weight + (norm.bias if name == "layernorm" else 0)
+@pytest.mark.parametrize("zero_centered", [False, True])
+def test_norm_follows_its_formula(name, formula, zero_centered):
+    norm = started(NORMS[name](WIDTH, 0.3, zero_centered=zero_centered))
+    assert (norm.weight.mean() < 0.5) == zero_centered
+    expected = formula(hidden(), 0.3) * (norm.weight + zero_centered)
+    expected = expected + (norm.bias if name == "layernorm" else 0)
     torch.testing.assert_close(norm(hidden()), expected, atol=1e-6, rtol=1e-5)
     assert (name == "layernorm") == hasattr(norm, "bias")
     assert norm.weight.numel() == (1 if name == "scalenorm" else WIDTH)
+
+
+def test_a_norm_without_parameters_is_a_layer_norm():
+    norm = NORMS["non_parametric_layernorm"](WIDTH, 0.3, bias=True, zero_centered=True)
+    assert not list(norm.parameters())
+    expected = functional.layer_norm(hidden(), (WIDTH,), eps=0.3)
+    torch.testing.assert_close(norm(hidden()), expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["layernorm", "rmsnorm", "scalenorm"])
+def test_a_weight_that_is_stored_minus_one_keeps_its_digits(name):
+    norm = NORMS[name](WIDTH, 1e-5, zero_centered=True)
+    initialize_parameters(norm, seed=1)
+    # 1 + 2^-10 is 1 in bfloat16.
+    norm.weight.data += 2**-10
+    norm, x = norm.to(torch.bfloat16), hidden(dtype=torch.bfloat16).requires_grad_()
+    result, wide = norm(x), norm(x.float())
+    assert result.dtype == torch.bfloat16
+    torch.testing.assert_close(result, wide.to(torch.bfloat16), rtol=0, atol=0)
+    given = torch.autograd.grad(result.sum(), norm.weight)[0]
+    wanted = torch.autograd.grad(wide.sum(), norm.weight)[0]
+    torch.testing.assert_close(given, wanted)
 
 
 def test_a_layer_norm_without_bias_has_only_a_weight():
@@ -195,6 +223,13 @@ def test_rms_norm_rounds_once(dtype):
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-8)
     torch.testing.assert_close(norm(x), (wide * scale * norm.weight).to(dtype), atol=0, rtol=0)
+
+
+def test_rms_norm_of_16_bits_with_a_float32_weight():
+    norm, x = started(NORMS["rmsnorm"](WIDTH, 1e-8)), hidden(dtype=torch.float16)
+    result = norm(x)
+    assert result.dtype == torch.float16
+    torch.testing.assert_close(result, norm(x.float()).half(), atol=0, rtol=0)
 
 
 def test_mlp_is_down_of_activation_of_up():
@@ -400,6 +435,26 @@ def test_layer_with_parallel_residual():
     torch.testing.assert_close(block(x), expected)
 
 
+def test_layer_with_norms_of_outputs():
+    block, x = layer(norm_placement="after"), hidden()
+    assert (block.norm1, block.norm2) == (None, None)
+    middle = x + block.norm1_after(block.attention(x)[0])
+    torch.testing.assert_close(block(x), middle + block.norm2_after(block.mlp(middle)[0]))
+
+
+def test_layer_with_norms_on_both_sides():
+    block, x = layer(norm_placement="both"), hidden()
+    middle = x + block.norm1_after(block.attention(block.norm1(x))[0])
+    torch.testing.assert_close(block(x), middle + block.norm2_after(block.mlp(block.norm2(middle))[0]))
+
+
+def test_branches_of_a_parallel_residual_can_share_a_norm():
+    block, x = layer(parallel_residual=True, shares_norm=True), hidden()
+    assert not any(name.startswith("norm2") for name, _ in block.named_parameters())
+    normed = block.norm1(x)
+    torch.testing.assert_close(block(x), x + block.attention(normed)[0] + block.mlp(normed)[0])
+
+
 def test_layer_passes_documents_on():
     documents = torch.tensor([[0, 0, 1, 1, 1, 2, 2]] * BATCH)
     block = layer()
@@ -547,6 +602,66 @@ def test_logits_with_cached_keys_equal_a_full_forward():
         found = logits_in_parts(model, tokens, (0, 5, 9, 10, 11, 12))
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(model(tokens), expected)
+
+
+def normed(x: torch.Tensor, norm: str, over: tuple[int, ...]) -> torch.Tensor:
+    """Normalize over dimensions, in the formulas of the papers, with an epsilon of 0.1."""
+    if norm in ("layernorm", "non_parametric_layernorm"):
+        centered = x - x.mean(over, keepdim=True)
+        return centered / (centered.square().mean(over, keepdim=True) + 0.1).sqrt()
+    if norm == "rmsnorm":
+        return x / (x.square().mean(over, keepdim=True) + 0.1).sqrt()
+    return x / x.square().sum(over, keepdim=True).sqrt().clamp(min=0.1)
+
+
+@pytest.mark.parametrize("zero_centered", [False, True])
+@pytest.mark.parametrize("form", ["head", "width", "both"])
+@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm", "scalenorm", "non_parametric_layernorm"])
+def test_queries_and_keys_are_normalized_before_their_positions(norm, form, zero_centered):
+    epsilon = {"rmsnorm": "rms_norm_epsilon", "scalenorm": "scalenorm_epsilon"}.get(norm, "layernorm_epsilon")
+    shape = {"use_qk_layernorm": True} if form == "both" else {"qk_norm": form, "num_kv_heads": 2}
+    settings = {"norm": norm, epsilon: 0.1, "pos_emb": "rotary", "norm_zero_centered": zero_centered, **shape}
+    module = started(build_model(*specs_from(settings), SINGLE_PROCESS, vocab_size=11)).double()
+    module = module.stack[1].attention
+    keys = shape.get("num_kv_heads", HEADS)
+    sharing = HEADS // keys
+    projected = torch.randn(LENGTH, BATCH, (HEADS + 2 * keys) * 4, dtype=torch.float64)
+    query, key, value = module.heads(projected)
+    groups = projected.view(LENGTH, BATCH, keys, sharing + 2, 4)
+    expected = [groups[..., :sharing, :].flatten(2, 3), groups[..., sharing, :]]
+    weights = dict(module.qk_norm.named_parameters())
+    assert {name.partition(".")[0] for name in weights} == (
+        set() if norm.startswith("non") else {"both"} if form == "both" else {"query", "key"}
+    )
+    per_head = form == "head" or (form == "both" and norm in ("rmsnorm", "scalenorm"))
+    for place, name in enumerate(("query", "key")):
+        own, heads = "both" if form == "both" else name, expected[place].shape[2]
+        result = normed(expected[place], norm, (-1,) if per_head else (-2, -1))
+        for kind, join in {"weight": torch.mul, "bias": torch.add}.items():
+            if f"{own}.{kind}" in weights:
+                values = weights[f"{own}.{kind}"] + (zero_centered if kind == "weight" else 0)
+                result = join(result, values.view(heads, 4) if values.numel() == 4 * heads else values)
+        expected[place] = result
+    expected = module.position(*expected)
+    for given, wanted in zip((query, key, value), (*expected, groups[..., -1, :]), strict=True):
+        torch.testing.assert_close(given, wanted, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"qk_norm": "head", "num_kv_heads": 2, "norm": "rmsnorm", "norm_placement": "both"},
+        {"qk_norm": "width", "norm_placement": "after", "norm_zero_centered": True},
+        {"use_qk_layernorm": True, "gpt_j_residual": True, "gpt_j_tied": True},
+    ],
+    ids=str,
+)
+def test_cached_keys_are_normalized(settings):
+    spec = specs_from({"pos_emb": "rotary", **settings})
+    model = started(build_model(*spec, SINGLE_PROCESS, vocab_size=11)).eval()
+    tokens = torch.randint(0, 11, (2, 12))
+    found = logits_in_parts(model, tokens, (0, 5, 9, 10, 11, 12))
+    torch.testing.assert_close(found, model(tokens), atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -63,12 +63,43 @@ CASES: dict[str, dict[str, Any]] = {
         "sparsity_config": {"block": 4},
         "pos_emb": "rotary",
     },
+    "documents, windows and rotary embeddings by kind": {
+        "pos_emb": "rotary",
+        "rotary_pct": 0.5,
+        "attention_config": ["sliding", "nope", "full"],
+        "attention_kinds": {
+            "sliding": {"sliding_window_width": 3, "rotary_emb_base": 10},
+            "nope": {"pos_emb": "none"},
+            "full": {"rotary_scaling": {"type": "longrope", "short_factor": [2.0], "long_factor": [3.0]}},
+        },
+    },
     "documents": {"attention_config": [[["global", "amlp", "local"], 1]], "sparsity_config": {"block": 3}},
     "split sequence": {
         "sequence_parallel": True,
         "attention_config": [[["local", "amlp", "gmlp"], 1]],
         "sparsity_config": {"block": 4},
         "pos_emb": "rpe",
+    },
+    **{
+        f"{norm}, queries and keys by {form}{', split sequence' if splits else ''}": {
+            "norm": norm,
+            "pos_emb": "rotary",
+            **({"use_qk_layernorm": True} if form == "both" else {"qk_norm": form, "num_kv_heads": 2}),
+            "sequence_parallel": splits,
+        }
+        for norm in ("layernorm", "rmsnorm", "scalenorm", "non_parametric_layernorm")
+        for form in ("head", "width", "both")
+        for splits in (False, True)
+    },
+    **{
+        f"{name}{', split sequence' if splits else ''}": settings | {"sequence_parallel": splits}
+        for name, settings in {
+            "norms of outputs": {"norm_placement": "after", "norm": "rmsnorm", "norm_zero_centered": True},
+            "norms on both sides": {"norm_placement": "both", "norm_zero_centered": True, "qk_norm": "head"},
+            "one norm for both branches": {"gpt_j_residual": True, "gpt_j_tied": True},
+            "one norm, gated": {"gpt_j_residual": True, "gpt_j_tied": True, "activation": "swiglu"},
+        }.items()
+        for splits in (False, True)
     },
 }
 

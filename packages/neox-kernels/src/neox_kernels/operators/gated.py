@@ -23,7 +23,7 @@ from neox_kernels.operator import Operator
 from neox_kernels.operators.bias_gelu import GeluForm, gelu, gelu_slope
 from neox_kernels.precision import widen
 
-__all__ = ["bias_geglu", "bias_swiglu"]
+__all__ = ["bias_geglu", "bias_geglu_tanh", "bias_swiglu"]
 
 ACTIVATION_CODES = {"silu": 0, "tanh": 1, "erf": 2}
 
@@ -281,4 +281,11 @@ bias_geglu = Operator(
     fused=_fused_bias_geglu,
     example=_example,
     again=partial(_again, "erf"),
+)
+bias_geglu_tanh = Operator(
+    name="bias_geglu_tanh",
+    reference=partial(_bias_geglu, form="tanh"),
+    fused=partial(_fused_bias_geglu, form="tanh"),
+    example=_example,
+    again=partial(_again, "tanh"),
 )

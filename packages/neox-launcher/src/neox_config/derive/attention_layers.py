@@ -1,13 +1,14 @@
 """Expansion of `attention_config` to one attention type per layer."""
 
+from collections.abc import Iterable
 from typing import Any
 
-from neox_config.facts.attention import ATTENTION_FACTS
+from neox_config.facts.attention import ATTENTION_FACTS, attention_type
 from neox_config.pluralize import pluralize
 from neox_config.problems import did_you_mean
 from neox_config.schema.config import NeoXConfig
 
-__all__ = ["expand_attention", "has_qkv_bias", "sliding_window", "types_in"]
+__all__ = ["attention_names", "expand_attention", "has_qkv_bias", "of_kind", "sliding_window", "types_in"]
 
 # Types of successive layers, and how often they are repeated.
 _Run = tuple[tuple[str, ...], int]
@@ -15,13 +16,16 @@ _Run = tuple[tuple[str, ...], int]
 _PATTERN = 'write [[["global", "local"], 6]] for 12 layers, or list the type of every layer'
 
 
-def expand_attention(pattern: tuple[Any, ...] | None, num_layers: int) -> tuple[str, ...]:
-    """Return the attention type of each layer.
+def expand_attention(
+    pattern: tuple[Any, ...] | None, num_layers: int, kinds: Iterable[str] = ()
+) -> tuple[str, ...]:
+    """Return the attention type of each layer, or its kind.
 
     Args:
         pattern: `((types, count), ...)`, where a count of "all" repeats the types up to the last layer; or
             one type per layer. None means global attention in every layer.
         num_layers: number of layers of the model.
+        kinds: names in attention_kinds.
 
     Raises:
         ValueError: The pattern is not valid for this number of layers; the message is followed by "; " and a
@@ -33,9 +37,10 @@ def expand_attention(pattern: tuple[Any, ...] | None, num_layers: int) -> tuple[
         runs: list[_Run] = [(pattern, 1)]
     else:
         runs = [_repeated(item, num_layers, is_alone=len(pattern) == 1) for item in pattern]
+    known = (*ATTENTION_FACTS, *kinds)
     for name in (name for names, _ in runs for name in names):
-        if name not in ATTENTION_FACTS:
-            hint = did_you_mean(name, ATTENTION_FACTS) or f"use {', '.join(ATTENTION_FACTS)}"
+        if name not in known:
+            hint = did_you_mean(name, known) or f"use {', '.join(known)}"
             raise ValueError(f"{name!r} is not an attention type; {hint}")
     described = sum(len(names) * count for names, count in runs)
     if described != num_layers:
@@ -49,9 +54,27 @@ def expand_attention(pattern: tuple[Any, ...] | None, num_layers: int) -> tuple[
 def types_in(config: NeoXConfig) -> frozenset[str]:
     """Return the attention types of the layers; empty if attention_config is invalid (see its rule)."""
     try:
-        return frozenset(expand_attention(config.attention.attention_config, config.model.num_layers))
+        return frozenset(map(attention_type, attention_names(config)))
     except ValueError:
         return frozenset()
+
+
+def attention_names(config: NeoXConfig) -> tuple[str, ...]:
+    """Return the attention type of each layer, or its kind.
+
+    Raises:
+        ValueError: as `expand_attention`.
+    """
+    attention = config.attention
+    return expand_attention(attention.attention_config, config.model.num_layers, attention.attention_kinds)
+
+
+def of_kind(config: NeoXConfig, name: str) -> NeoXConfig:
+    """Return the configuration for layers of this name in attention_config: with what its kind overrides."""
+    kind = config.attention.attention_kinds.get(name)
+    if kind is None:
+        return config
+    return config.model_copy(update={"attention": config.attention.replaced(**kind.overrides())})
 
 
 def sliding_window(config: NeoXConfig) -> int | None:

@@ -1,6 +1,6 @@
 """What follows from the objective: which tokens see which, and how samples are made."""
 
-from neox_config.facts.attention import ATTENTION_FACTS
+from neox_config.facts.attention import ATTENTION_FACTS, attention_type
 from neox_config.schema.config import NeoXConfig
 
 __all__ = [
@@ -37,7 +37,7 @@ def is_encoder(config: NeoXConfig) -> bool:
 def sees_later_tokens(config: NeoXConfig, kind: str) -> bool:
     """Return True if tokens see later ones in layers of this attention type."""
     is_both_ways = config.attention.sparsity_config.attention == "bidirectional"
-    return is_encoder(config) and (is_both_ways or not ATTENTION_FACTS[kind].is_in_blocks)
+    return is_encoder(config) and (is_both_ways or not ATTENTION_FACTS[attention_type(kind)].is_in_blocks)
 
 
 def tokens_behind_input(config: NeoXConfig) -> int:

@@ -215,8 +215,11 @@ def activation_bytes_per_layer(setup: Setup, layer: Layer, *, device: str = "cud
     is_compiled, costs = setup.compiles_on(device), costs_of(layer)
     norm = kept_by_norm(layer.norm, width, size, device, is_compiled=is_compiled)
     # For each mixer: the norm's input and dropout's mask; the input of its first matrix; what is in it.
-    between, whole = len(costs) * (norm + dropped), len(costs) * size * width
-    if len(costs) > 1 and layer.residual == "parallel" and norm == size * width:
+    between, whole = sum(layer.norms) * norm + len(costs) * dropped, len(costs) * size * width
+    if layer.shares_norm:
+        # So are the inputs of both matrices.
+        whole = size * width
+    elif len(costs) > 1 and layer.residual == "parallel" and norm == size * width:
         # Both norms store the same input.
         between -= norm
     split = sum(cost.kept(each, layer, setup, is_compiled, device) for each, cost in costs)

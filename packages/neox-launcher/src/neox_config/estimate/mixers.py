@@ -90,8 +90,10 @@ class Cost:
         operations: operations of a token without weights: (mixer, model, tokens of a sample, convention).
         scores: bytes per token of what checkpoint_granularity: selective computes again, with all operations
             without weights; None: it leaves this kind alone.
-        messages: tensor-parallel messages inside, given the bytes of hidden states: (mixer, model, bytes).
-        partial: sizes of whole tensors of which every tensor-parallel rank computes a part of the gradient.
+        messages: tensor-parallel messages inside, given the bytes of hidden states and the number of tokens:
+            (mixer, layer, model, bytes, tokens).
+        partial: sizes of whole tensors of which every tensor-parallel rank computes a part of the gradient:
+            (mixer, layer).
     """
 
     tensors: Callable[[Any, Layer, ModelSpec], Iterator[Weights]]
@@ -99,8 +101,8 @@ class Cost:
     bias: Callable[[Any], bool]
     operations: Callable[[Any, ModelSpec, int, Convention], int] = lambda mixer, model, length, convention: 0
     scores: Callable[[Any, Setup], int] | None = None
-    messages: Callable[[Any, ModelSpec, int], _Messages] = lambda mixer, model, size: ((), ())
-    partial: Callable[[Any], Sequence[int]] = lambda mixer: ()
+    messages: Callable[[Any, Layer, ModelSpec, int, int], _Messages] = lambda *_: ((), ())
+    partial: Callable[[Any, Layer], Sequence[int]] = lambda mixer, layer: ()
 
 
 def costs_of(layer: Layer) -> list[tuple[Any, Cost]]:
@@ -132,7 +134,8 @@ def keeps_scores(mixer: Attention, run: RunSpec) -> bool:
 def kept_by_norm(norm: Norm, width: int, size: int, device: str, *, is_compiled: bool) -> int:
     """Return the bytes per token of a norm: its input, or two float32 tensors if it is several operators."""
     is_one = is_compiled or device in NORM_FACTS[norm.kind].one_operator_on
-    return (size if is_one else 8) * width
+    # Of a weight that is stored minus 1, the input is converted to float32, in which the weight is.
+    return ((size if is_compiled or not norm.zero_centered else 4) if is_one else 8) * width
 
 
 def norm_weights(norm: Norm, width: int) -> Weights:
@@ -176,6 +179,8 @@ def _tensors_of_attention(mixer: Attention, layer: Layer, model: ModelSpec) -> I
     width, query, keys = model.width, mixer.query_width, 2 * mixer.key_width
     yield from _adapted(model, "qkv", "attention", width, query + keys, is_column=True, bias=mixer.qkv_bias)
     yield from _adapted(model, "dense", "attention", query, width, is_column=False, bias=mixer.output_bias)
+    for norm_width in mixer.qk_norm_widths.values():
+        yield Weights("norms", layer.norm.num_weights(norm_width), _splits_qk_norm(mixer, layer.norm))
     if mixer.gate != "none":
         yield from _linear("attention", width, mixer.gate_width, is_column=True, bias=False)
     if mixer.sinks:
@@ -183,6 +188,33 @@ def _tensors_of_attention(mixer: Attention, layer: Layer, model: ModelSpec) -> I
     if isinstance(mixer.position, Rpe):
         buckets = mixer.position.buckets
         yield Weights("positions", buckets * mixer.heads, is_split=True, row=buckets, splits_columns=True)
+
+
+def _splits_qk_norm(mixer: Attention, norm: Norm) -> bool:
+    """Return True if the weights of norms of queries and keys are split with the heads."""
+    return mixer.qk_norm != "head" and not NORM_FACTS[norm.kind].scalars
+
+
+def _partial_of_attention(mixer: Attention, layer: Layer) -> list[int]:
+    """Return the weights of norms of queries and keys that ranks apply to their own heads."""
+    widths = [] if _splits_qk_norm(mixer, layer.norm) else mixer.qk_norm_widths.values()
+    return [each for width in widths for each in layer.norm.sizes(width)]
+
+
+def _sums_over_ranks(mixer: Attention, norm: Norm) -> bool:
+    """Return True if norms of queries and keys are over the heads of all ranks."""
+    return mixer.qk_norm == "width" or (mixer.qk_norm == "shared" and NORM_FACTS[norm.kind].subtracts_mean)
+
+
+def _messages_of_attention(
+    mixer: Attention, layer: Layer, model: ModelSpec, size: int, tokens: int
+) -> _Messages:
+    """Return the sums over all ranks' heads for norms of queries and of keys, which are float32."""
+    facts = NORM_FACTS[layer.norm.kind]
+    if not _sums_over_ranks(mixer, layer.norm):
+        return (), ()
+    sums = [Message("all_reduce", 4 * tokens)] * (4 if facts.subtracts_mean else 2)
+    return sums, sums
 
 
 def _operations_of_attention(mixer: Attention, model: ModelSpec, length: int, convention: Convention) -> int:
@@ -198,16 +230,22 @@ def _kept_by_attention(mixer: Attention, layer: Layer, setup: Setup, is_compiled
         # What the gate is, and the product with it.
         kept += mixer.gate_width + width
     # With rope_fusion: auto a trial decides, and more memory is the safe estimate.
-    rotates_in_place = run.fusions.rope is True and mixer.heads == mixer.kv_heads
+    rotates_in_place = run.fusions.rope is True and mixer.heads == mixer.kv_heads and mixer.qk_norm is None
     if rotates_in_place and not run.fusions.has_second_derivatives and not is_compiled:
         return kept * setup.element_bytes
-    if isinstance(mixer.position, Rotary) and not keeps_scores(mixer, run):
+    of_norms = 0
+    if mixer.qk_norm is not None:
+        # A norm of one operator keeps its input, which is a part of the projection, as the value is.
+        of_norms = kept_by_norm(layer.norm, width + key_width, 0, device, is_compiled=is_compiled)
+        if _sums_over_ranks(mixer, layer.norm) and run.layout.tensor > 1:
+            of_norms = 8 * (width + key_width)
+    if (mixer.qk_norm or isinstance(mixer.position, Rotary)) and not keeps_scores(mixer, run):
         # Query and key are rotated into new tensors, while the value keeps the memory of all three alive.
         kept += width + key_width
     elif mixer.head_width < key_width < width:
         # Queries that share a key are copied, because they are interleaved with the keys.
         kept += width
-    return kept * setup.element_bytes
+    return kept * setup.element_bytes + of_norms
 
 
 def _scores(mixer: Attention, setup: Setup) -> int:
@@ -235,7 +273,7 @@ def _kept_by_mlp(channel: MLP, layer: Layer, setup: Setup, is_compiled: bool, de
     A compiled layer stores the inputs of matrix products and what they return, and computes the activation
     from them again. Of an activation without stored tensors, it stores where the input is positive.
     """
-    kept = ACTIVATION_FACTS[channel.activation.removesuffix("_tanh")].kept_tensors
+    kept = ACTIVATION_FACTS[channel.activation.replace("gelu_tanh", "gelu")].kept_tensors
     size, run = setup.element_bytes, setup.run
     if is_compiled:
         each = 3 * size if channel.is_gated else 2 * size if kept else size + 1
@@ -282,7 +320,9 @@ def _kept_by_spatial(mixer: SpatialMLP, layer: Layer, setup: Setup, is_compiled:
     return 6 * size * width + kept_by_norm(layer.norm, width, size, device, is_compiled=False)
 
 
-def _messages_of_spatial(mixer: SpatialMLP, model: ModelSpec, size: int) -> _Messages:
+def _messages_of_spatial(
+    mixer: SpatialMLP, layer: Layer, model: ModelSpec, size: int, tokens: int
+) -> _Messages:
     """Return the messages of the channels that the inner norm needs, and of the small attention."""
     per_channel = size // model.width
     forward = [Message("all_gather_into_tensor", mixer.width * per_channel)]
@@ -300,6 +340,8 @@ _COSTS: Mapping[type[Any], Cost] = {
         bias=lambda mixer: mixer.output_bias,
         operations=_operations_of_attention,
         scores=_scores,
+        messages=_messages_of_attention,
+        partial=_partial_of_attention,
     ),
     MLP: Cost(tensors=_tensors_of_mlp, kept=_kept_by_mlp, bias=lambda channel: channel.bias),
     SpatialMLP: Cost(
@@ -308,6 +350,6 @@ _COSTS: Mapping[type[Any], Cost] = {
         bias=lambda mixer: mixer.bias,
         operations=_operations_of_spatial,
         messages=_messages_of_spatial,
-        partial=lambda mixer: (mixer.length**2, mixer.length),
+        partial=lambda mixer, layer: (mixer.length**2, mixer.length),
     ),
 }

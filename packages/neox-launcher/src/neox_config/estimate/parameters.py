@@ -258,7 +258,7 @@ def _vocabulary(model: ModelSpec, entries: int, part: str) -> Weights:
 def _embedding(model: ModelSpec, entries: int) -> Iterator[Weights]:
     yield _vocabulary(model, entries, "embedding")
     if isinstance(model.embedding.position, Learned):
-        yield Weights("positions", model.embedding.position.count * model.width, row=model.width)
+        yield Weights("positions", model.embedding.position.rows * model.width, row=model.width)
 
 
 def _head(model: ModelSpec, entries: int) -> Iterator[Weights]:
@@ -275,6 +275,7 @@ def _head(model: ModelSpec, entries: int) -> Iterator[Weights]:
 def layer_weights(model: ModelSpec, layer: Layer) -> Sequence[Weights]:
     """Return the tensors of one layer."""
     found: list[Weights] = []
-    for each, cost in costs_of(layer):
-        found += [norm_weights(layer.norm, model.width), *cost.tensors(each, layer, model)]
+    for (each, cost), norms in zip(costs_of(layer), layer.norms, strict=True):
+        found += [norm_weights(layer.norm, model.width)] * norms
+        found += cost.tensors(each, layer, model)
     return found

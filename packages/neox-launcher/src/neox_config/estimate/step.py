@@ -26,7 +26,7 @@ from neox_config.extras.compression.matrices import compresses
 from neox_config.facts.collectives import BUS_SHARE
 from neox_config.facts.loss import CHUNK_NUMBERS
 from neox_config.facts.optimizers import JoinedParts
-from neox_config.spec.model import Layer, Learned, Norm, Retrieval
+from neox_config.spec.model import Layer, Learned, Retrieval
 from neox_config.spec.resolve import Resolved
 
 __all__ = [
@@ -236,7 +236,8 @@ def _layer(setup: Setup, layer: Layer) -> tuple[list[Message], list[Message]]:
     """Return the messages of one layer in its forward and backward pass, in the forward pass in order."""
     whole, costs = hidden_bytes(setup), costs_of(layer)
     product = _product_bytes(setup, whole)
-    inner = [cost.messages(each, setup.model, product) for each, cost in costs]
+    tokens = whole // setup.element_bytes // setup.model.width
+    inner = [cost.messages(each, layer, setup.model, product, tokens) for each, cost in costs]
     inside = [message for forward, _ in inner for message in forward]
     inside_backward = [message for _, backward in inner for message in backward]
     once = _enters_once(setup, layer)
@@ -246,8 +247,8 @@ def _layer(setup: Setup, layer: Layer) -> tuple[list[Message], list[Message]]:
         entries = [whole] * (1 if once else len(costs))
         forward = [*inside, *(Message(_REDUCE, each) for each in sums)]
         return forward, [*inside_backward, *(Message(_REDUCE, each) for each in entries)]
-    # With a parallel residual, both branches enter in one message.
-    entries = [2 * whole] if once else [whole] * len(costs)
+    # With a parallel residual, both branches enter in one message, or what both read.
+    entries = [whole if layer.shares_norm else 2 * whole] if once else [whole] * len(costs)
     enter, leave = ([Message(kind, each) for each in entries] for kind in (_GATHER, _SCATTER))
     again = [Message(_GATHER, _product_bytes(setup, each)) for each in entries if setup.gathers_again]
     forward = [*enter, *inside, *(Message(_SCATTER, each) for each in sums)]
@@ -272,22 +273,16 @@ def _partial(setup: Setup, stage: int) -> list[int]:
     for layer in (model.layers[each] for each in weights_within(model, _layers_of(setup, stage))):
         costs = costs_of(layer)
         if layout.splits_sequence or _enters_once(setup, layer):
-            found += _norm(layer.norm, model.width) * len(costs)
+            found += layer.norm.sizes(model.width) * sum(layer.norms)
         for each, cost in costs:
-            found += cost.partial(each)
+            found += cost.partial(each, layer)
             if layout.splits_sequence and cost.bias(each):
                 found.append(model.width)
     if layout.splits_sequence and stage == layout.stages - 1:
-        found += _norm(model.norm, model.width)
+        found += model.norm.sizes(model.width)
     if layout.splits_sequence and stage == 0 and isinstance(model.embedding.position, Learned):
-        found.append(model.embedding.position.count * model.width)
+        found.append(model.embedding.position.rows * model.width)
     return found
-
-
-def _norm(norm: Norm, width: int) -> list[int]:
-    """Return the number of elements of each parameter of a norm."""
-    both = norm.num_weights(width)
-    return [both - width, width] if norm.bias else [both]
 
 
 def _of_data(setup: Setup, device: str) -> Iterator[Collective]:
@@ -344,7 +339,7 @@ def _norms(setup: Setup, stage: int) -> _Joined:
     """Return the messages of two norms of each parameter, those of a norm's layer being one tensor here."""
     tensors, both = list(each_tensor(setup, stage)), 2 * _FLOAT32
     split = sum(each.is_split for each in tensors)
-    parameters = sum(len(_norm(setup.model.norm, 1)) if each.part == "norms" else 1 for each in tensors)
+    parameters = sum(len(setup.model.norm.sizes(1)) if each.part == "norms" else 1 for each in tensors)
     of_model = [Message(_GATHER, both * split * setup.run.layout.tensor)]
     return of_model, [Message(_GATHER, both * parameters * setup.row_ranks)]
 

@@ -9,6 +9,7 @@ __all__ = ["ACTIVATION_FACTS", "ActivationFacts", "ActivationName"]
 ActivationName = Literal[
     "gelu",
     "geglu",
+    "geglu_tanh",
     "relu",
     "squared_relu",
     "softsign",
@@ -56,6 +57,7 @@ class ActivationFacts:
 ACTIVATION_FACTS: Mapping[str, ActivationFacts] = {
     "gelu": ActivationFacts(),
     "geglu": ActivationFacts(is_gated=True),
+    "geglu_tanh": ActivationFacts(is_gated=True),
     "relu": ActivationFacts(kept_tensors=0),
     "squared_relu": ActivationFacts(),
     "softsign": ActivationFacts(kept_tensors=2),

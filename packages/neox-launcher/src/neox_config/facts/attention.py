@@ -15,6 +15,7 @@ __all__ = [
     "WITHOUT_HEADS",
     "WITH_HEADS",
     "AttentionFacts",
+    "attention_type",
     "has_layers",
     "layers_using",
 ]
@@ -71,6 +72,12 @@ ATTENTION_FACTS: Mapping[str, AttentionFacts] = {
     "gmlp": AttentionFacts(has_heads=False, is_gmlp=True),
     "amlp": AttentionFacts(has_heads=False, is_gmlp=True, has_inner_attention=True),
 }
+
+
+def attention_type(name: str) -> str:
+    """Return the type of layers of this name in `attention_config`; kinds of `attention_kinds` are global."""
+    return name if name in ATTENTION_FACTS else "global"
+
 
 GMLP_TYPES = tuple(name for name, facts in ATTENTION_FACTS.items() if facts.is_gmlp)
 

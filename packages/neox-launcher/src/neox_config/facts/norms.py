@@ -1,14 +1,14 @@
 """Norms by name; neox_model/layers/norms.py implements them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from neox_config.facts.conditions import one_of
 
-__all__ = ["NORM_FACTS", "NormFacts", "NormName", "with_bias", "with_epsilon"]
+__all__ = ["NORM_FACTS", "NormFacts", "NormName", "with_bias", "with_epsilon", "with_weight"]
 
-NormName = Literal["layernorm", "rmsnorm", "scalenorm", "apexlayernorm"]
+NormName = Literal["layernorm", "rmsnorm", "scalenorm", "apexlayernorm", "non_parametric_layernorm"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +20,7 @@ class NormFacts:
         vectors: weights with one number per channel.
         has_bias: True if one of them is a bias, which `use_bias_in_norms: false` leaves out.
         scalars: single numbers among the weights.
+        subtracts_mean: it has the mean of the channels removed before it is scaled.
         one_operator_on: types of devices on which autograd stores only the input, as for one operator of
             PyTorch. A formula of several operators stores two float32 tensors.
     """
@@ -28,6 +29,7 @@ class NormFacts:
     vectors: int = 0
     scalars: int = 0
     has_bias: bool = False
+    subtracts_mean: bool = False
     one_operator_on: tuple[str, ...] = ()
 
     def num_weights(self, width: int, *, with_bias: bool = True) -> int:
@@ -37,7 +39,11 @@ class NormFacts:
 
 
 _LAYER_NORM = NormFacts(
-    epsilon="layernorm_epsilon", vectors=2, has_bias=True, one_operator_on=("cpu", "cuda")
+    epsilon="layernorm_epsilon",
+    vectors=2,
+    has_bias=True,
+    subtracts_mean=True,
+    one_operator_on=("cpu", "cuda"),
 )
 
 NORM_FACTS: Mapping[str, NormFacts] = {
@@ -45,12 +51,18 @@ NORM_FACTS: Mapping[str, NormFacts] = {
     "rmsnorm": NormFacts(epsilon="rms_norm_epsilon", vectors=1, one_operator_on=("cuda",)),
     "scalenorm": NormFacts(epsilon="scalenorm_epsilon", scalars=1),
     "apexlayernorm": _LAYER_NORM,
+    "non_parametric_layernorm": replace(_LAYER_NORM, vectors=0, has_bias=False),
 }
 
 
 def with_bias() -> str:
     """Return the condition under which norms have a bias that can be left out, for the reference."""
     return f"norm is {one_of(name for name, facts in NORM_FACTS.items() if facts.has_bias)}"
+
+
+def with_weight() -> str:
+    """Return the condition under which norms have a weight, for the reference."""
+    return f"norm is {one_of(name for name, facts in NORM_FACTS.items() if facts.vectors or facts.scalars)}"
 
 
 def with_epsilon(parameter: str) -> str:

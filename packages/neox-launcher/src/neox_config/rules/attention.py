@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from neox_config.derive.attention_layers import expand_attention, types_in
+from neox_config.derive.attention_layers import attention_names, of_kind, types_in
 from neox_config.derive.objective import is_encoder
 from neox_config.derive.widths import head_width
 from neox_config.facts.attention import ATTENTION_FACTS
@@ -14,10 +14,52 @@ from neox_config.schema.config import NeoXConfig
 def attention_config_fits_the_layers(c: NeoXConfig) -> Iterator[Problem]:
     """Require attention_config to give every layer one known type."""
     try:
-        expand_attention(c.attention.attention_config, c.model.num_layers)
+        attention_names(c)
     except ValueError as error:
         what, _, remedy = str(error).partition("; ")
         yield Problem("attention_config", what, remedy)
+
+
+def attention_kinds_override_what_layers_use(c: NeoXConfig) -> Iterator[Problem]:
+    """Require kinds that layers have, with names of their own, and rotary settings where layers rotate."""
+    if not types_in(c):
+        return
+    used = attention_names(c)
+    for name, kind in c.attention.attention_kinds.items():
+        block = f"attention_kinds.{name}"
+        if name in ATTENTION_FACTS:
+            yield Problem(block, "has the name of an attention type", "use another name")
+        elif name not in used:
+            yield Problem(block, "is the kind of no layer of attention-config", "remove it, or use it there")
+        has_rotary = c.attention.pos_emb == "rotary"
+        for setting in kind.overrides().keys() - {"sliding_window_width"}:
+            if not has_rotary:
+                what = f"requires pos-emb: rotary of the model, not {c.attention.pos_emb}"
+                yield Problem(f"{block}.{setting}", what, "remove it, or set pos-emb: rotary")
+            elif setting != "pos_emb" and kind.pos_emb == "none":
+                yield Problem(f"{block}.{setting}", "has no effect: pos-emb of the kind is none", "remove it")
+
+
+def longrope_scales_each_pair(c: NeoXConfig) -> Iterator[Problem]:
+    """Require a positive factor of short and of long sequences for each rotated pair of channels."""
+    if c.model.hidden_size % c.model.num_attention_heads or not types_in(c):
+        return
+    pairs = int(c.model.hidden_size // c.model.num_attention_heads * c.attention.rotary_pct) // 2
+    prefixes = {f"attention_kinds.{name}.": name for name in c.attention.attention_kinds} | {"": ""}
+    for prefix, name in prefixes.items():
+        attention = of_kind(c, name).attention
+        scaling = attention.rotary_scaling
+        is_own = not prefix or scaling is not c.attention.rotary_scaling
+        if attention.pos_emb != "rotary" or scaling.type != "longrope" or not is_own:
+            continue
+        for part in ("short_factor", "long_factor"):
+            factors = getattr(scaling, part)
+            if factors is None or len(factors) != pairs or min(factors) <= 0:
+                yield Problem(
+                    f"{prefix}rotary_scaling.{part}",
+                    f"must be a list of {pairs} numbers above 0, one per pair of rotated channels",
+                    "copy the lists of the model that was extended, or change rotary-pct",
+                )
 
 
 def rotary_turns_pairs_of_channels(c: NeoXConfig) -> Iterator[Problem]:
@@ -36,6 +78,21 @@ def rotary_turns_pairs_of_channels(c: NeoXConfig) -> Iterator[Problem]:
             "use 1, 0.5 or 0.25, or another head size"
             if width % 2 == 0
             else f"change {'head-dim' if is_given else 'hidden-size or num-attention-heads'}",
+        )
+
+
+def queries_and_keys_have_one_form_of_norm(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse use_qk_layernorm with qk_norm, and with keys that do not have the shape of queries."""
+    attention, heads, keys = c.attention, c.model.num_attention_heads, c.model.num_kv_heads
+    if not attention.use_qk_layernorm:
+        return
+    if attention.qk_norm != "none":
+        what = f"and qk-norm: {attention.qk_norm} are two forms of the norm of queries and keys"
+        yield Problem("use_qk_layernorm", what, "keep one of the two")
+    if keys not in (None, heads):
+        what = f"gives {heads} query heads and {keys} key-value heads the same norm, with a weight per head"
+        yield Problem(
+            "use_qk_layernorm", what, "use qk-norm: head or width instead, or leave out num-kv-heads"
         )
 
 

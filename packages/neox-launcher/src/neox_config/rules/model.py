@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from neox_config.derive.attention_layers import expand_attention, types_in
+from neox_config.derive.attention_layers import attention_names, types_in
 from neox_config.derive.layer_compilation import why_layers_stay_uncompiled
 from neox_config.derive.layer_sharing import weight_owners
 from neox_config.derive.widths import MLP_SIZES, mlp_width
-from neox_config.facts.attention import WITHOUT_HEADS
+from neox_config.facts.attention import GMLP_TYPES, WITHOUT_HEADS
 from neox_config.facts.fused_operators import FUSED_OPERATORS
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
@@ -47,7 +47,7 @@ def shared_weights_fit(c: NeoXConfig) -> Iterator[Problem]:
     unique = model.num_unique_layers
     if unique is None or model.num_layers % unique or not types_in(c):
         return
-    types = expand_attention(c.attention.attention_config, model.num_layers)
+    types = attention_names(c)
     owners = weight_owners(model.num_layers, unique, model.param_sharing_style) or ()
     for layer, owner in enumerate(owners):
         kinds = {types[layer], types[owner]}
@@ -59,6 +59,20 @@ def shared_weights_fit(c: NeoXConfig) -> Iterator[Problem]:
                 "use another attention-config or param-sharing-style",
             )
             return
+
+
+def norms_of_outputs_suit_the_layers(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse norms of outputs in layers whose sublayers are added together, or are not two."""
+    model = c.model
+    if model.norm_placement == "before":
+        return
+    refused = {
+        "gpt-j-residual: true": model.gpt_j_residual,
+        "apply-residual-connection-post-layernorm: true": model.apply_residual_connection_post_layernorm,
+        "gmlp and amlp layers": not types_in(c).isdisjoint(GMLP_TYPES),
+    }
+    for what in (name for name, is_given in refused.items() if is_given):
+        yield Problem("norm_placement", f"does not work with {what}", "set norm-placement: before")
 
 
 def loss_fusion_needs_bf16_or_fp32(c: NeoXConfig) -> Iterator[Problem]:

@@ -78,6 +78,12 @@ def mup_scales_branches_before_they_are_added(c: NeoXConfig) -> Iterator[Problem
     depth = c.mup.mup_base.num_layers
     if not c.mup.use_mup or depth in (None, c.model.num_layers):
         return
+    if c.model.norm_placement != "before":
+        yield Problem(
+            "mup_base.num_layers",
+            "is not num-layers, but a norm of what sublayers return undoes any factor of it",
+            f"set it to {c.model.num_layers}, or norm-placement: before",
+        )
     if c.model.num_unique_layers not in (None, c.model.num_layers):
         yield Problem(
             "mup_base.num_layers",

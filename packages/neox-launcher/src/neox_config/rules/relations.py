@@ -39,7 +39,7 @@ _KERNELS: Mapping[tuple[str, str], tuple[Any, ...]] = {
     ("layernorm_fusion", "norm"): ("layernorm",),
     ("layernorm_fusion", "use_bias_in_norms"): (True,),
     ("rmsnorm_fusion", "norm"): ("rmsnorm",),
-    ("glu_fusion", "activation"): ("swiglu", "geglu"),
+    ("glu_fusion", "activation"): ("swiglu", "geglu", "geglu_tanh"),
     ("glu_fusion", "glu_limit"): (None,),
     ("glu_fusion", "glu_alpha"): (1.0,),
     ("glu_fusion", "glu_up_offset"): (0.0,),

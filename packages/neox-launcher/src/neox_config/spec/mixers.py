@@ -10,6 +10,7 @@ from neox_config.derive.widths import head_width, mlp_width
 from neox_config.facts.activations import ACTIVATION_FACTS
 from neox_config.facts.attention import ATTENTION_FACTS
 from neox_config.schema.config import NeoXConfig
+from neox_config.schema.sections.attention import AttentionSection
 from neox_config.schema.sections.model import ModelSection
 from neox_config.spec.patterns import Pattern, Window, read_pattern
 from neox_config.spec.positions import AttentionPosition, read_position
@@ -32,6 +33,8 @@ class Attention:
         pattern: which keys a query sees; None: all, or all earlier ones.
         both_ways: queries see later tokens, too.
         position: what attention knows about positions; None: nothing.
+        qk_norm: norms of queries and keys, of the layer's kind; head: of each head, and heads share their
+            weights; width: of all heads together; shared: GPT-NeoX's, one norm for both; None: none.
         qkv_bias: the query-key-value projection has a bias.
         output_bias: the output projection has a bias.
         scale: what multiplies products of queries and keys; None: head_width ** -0.5.
@@ -48,6 +51,7 @@ class Attention:
     pattern: Pattern | None = of("sliding_window_width", "attention_config")
     both_ways: bool = of("objective", "sparsity_config.attention")
     position: AttentionPosition | None = of("pos_emb")
+    qk_norm: Literal["head", "width", "shared"] | None = of("qk_norm", "use_qk_layernorm", default=None)
     qkv_bias: bool = of("use_bias_in_qkv", "use_bias_in_attn_linear")
     output_bias: bool = of("use_bias_in_attn_linear")
     scale: float | None = of("attention_scale", default=None)
@@ -73,6 +77,16 @@ class Attention:
         return self.head_width * self.heads
 
     @property
+    def qk_norm_widths(self) -> Mapping[str, int]:
+        """Number of channels of each norm of queries and keys, by its name."""
+        widths: Mapping[str | None, dict[str, int]] = {
+            "head": {"query": self.head_width, "key": self.head_width},
+            "width": {"query": self.query_width, "key": self.key_width},
+            "shared": {"both": self.query_width},
+        }
+        return widths.get(self.qk_norm, {})
+
+    @property
     def gate_width(self) -> int:
         """Outputs of the projection of the gate."""
         return {"none": 0, "head": self.heads, "element": self.query_width}[self.gate]
@@ -96,6 +110,7 @@ class Attention:
             pattern=read_pattern(config, kind),
             both_ways=sees_later_tokens(config, kind),
             position=position if isinstance(position, AttentionPosition) else None,
+            qk_norm=_qk_norm(config.attention),
             qkv_bias=has_qkv_bias(config),
             output_bias=model.use_bias_in_attn_linear,
             scale=None if attention.attention_scale == width**-0.5 else attention.attention_scale,
@@ -115,6 +130,10 @@ class Attention:
             settings["use-bias-in-qkv"] = self.qkv_bias
         if self.kv_heads != self.heads:
             settings["num-kv-heads"] = self.kv_heads
+        if self.qk_norm == "shared":
+            settings["use-qk-layernorm"] = True
+        elif self.qk_norm is not None:
+            settings["qk-norm"] = self.qk_norm
         for name, neutral in (("scale", None), ("softcap", None), ("sinks", False), ("gate", "none")):
             if getattr(self, name) != neutral:
                 settings[f"attention-{name}"] = getattr(self, name)
@@ -195,7 +214,7 @@ class MLP:
     @property
     def is_gated(self) -> bool:
         """True if there is a second input projection, whose output is activated and multiplied."""
-        return ACTIVATION_FACTS[self.activation.removesuffix("_tanh")].is_gated
+        return ACTIVATION_FACTS[self.activation.replace("gelu_tanh", "gelu")].is_gated
 
     @property
     def is_plain(self) -> bool:
@@ -233,8 +252,14 @@ _MIXERS: Mapping[str, type[Mixer]] = {"gmlp": SpatialMLP, "amlp": SpatialMLP}
 
 
 def read_mixer(config: NeoXConfig, kind: str, layer_index: int) -> Mixer:
-    """Return the mixer of a layer of an attention type."""
+    """Return the mixer of a layer of an attention type, given the configuration for its kind."""
     return _MIXERS.get(kind, Attention).read(config, kind, layer_index)
+
+
+def _qk_norm(section: AttentionSection) -> Literal["head", "width", "shared"] | None:
+    if section.use_qk_layernorm:
+        return "shared"
+    return None if section.qk_norm == "none" else section.qk_norm
 
 
 def _activation(model: ModelSection) -> str:
@@ -244,5 +269,4 @@ def _activation(model: ModelSection) -> str:
 
 
 def _settings_of_activation(name: str) -> Settings:
-    plain = name.removesuffix("_tanh")
-    return {"activation": plain} | ({} if plain == name else {"openai-gelu": True})
+    return {"activation": "gelu", "openai-gelu": True} if name == "gelu_tanh" else {"activation": name}

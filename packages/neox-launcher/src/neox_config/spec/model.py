@@ -45,15 +45,22 @@ class Norm:
         kind: a key of `NORM_FACTS`; apexlayernorm computes the same as layernorm, which is written here.
         epsilon: its constant.
         bias: it adds a bias.
+        zero_centered: its weight is stored minus 1.
     """
 
     kind: str = of("norm")
     epsilon: float = of("layernorm_epsilon", "rms_norm_epsilon", "scalenorm_epsilon")
     bias: bool = of("use_bias_in_norms")
+    zero_centered: bool = of("norm_zero_centered", default=False)
 
     def num_weights(self, width: int) -> int:
         """Return the number of weights of a norm over `width` channels."""
         return NORM_FACTS[self.kind].num_weights(width, with_bias=self.bias)
+
+    def sizes(self, width: int) -> list[int]:
+        """Return the number of elements of each of its parameters."""
+        both = self.num_weights(width)
+        return [size for size in ((both - width, width) if self.bias else (both,)) if size]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,18 +70,28 @@ class Layer:
     Args:
         mixer: what mixes tokens.
         channel: what mixes channels after it; None if the mixer does both.
-        norm: the norm of the input of each of the two.
+        norm: the norm of the input or the output of each of the two.
+        norm_placement: before: of the input; after: of the output, before it is added; both: of each.
         residual: serial: the second one reads the sum of input and mixer; parallel: both read the input.
         residual_after_norm: what is added is the norm's output, not its input.
+        shares_norm: with a parallel residual, both read the output of one norm.
         owner: the first layer with the same weights; None: no layers share weights.
     """
 
     mixer: Mixer = of("attention_config")
     channel: MLP | None = of("attention_config")
     norm: Norm = of("norm")
+    norm_placement: Literal["before", "after", "both"] = of("norm_placement", default="before")
     residual: Literal["serial", "parallel"] = of("gpt_j_residual")
     residual_after_norm: bool = of("apply_residual_connection_post_layernorm")
+    shares_norm: bool = of("gpt_j_tied", default=False)
     owner: int | None = of("num_unique_layers", "param_sharing_style")
+
+    @property
+    def norms(self) -> tuple[int, ...]:
+        """Return the number of norms between which the mixer is, and of those of the channel mixer."""
+        each = 2 if self.norm_placement == "both" else 1
+        return (each,) if self.channel is None else (each, 0 if self.shares_norm else each)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

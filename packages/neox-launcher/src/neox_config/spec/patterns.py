@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from neox_config.derive.objective import sees_later_tokens
-from neox_config.facts.attention import ATTENTION_FACTS
+from neox_config.facts.attention import ATTENTION_FACTS, attention_type
 from neox_config.schema.config import NeoXConfig
 from neox_config.spec.values import of
 
@@ -108,7 +108,7 @@ def read_pattern(config: NeoXConfig, kind: str) -> Pattern | None:
     sparsity, window = config.attention.sparsity_config, config.attention.sliding_window_width
     if kind == "local":
         return Window(block=sparsity.block, before=sparsity.local_attention_blocks // 2)
-    if kind == "global":
+    if attention_type(kind) == "global":
         # A window that every sequence fits into hides nothing.
         if window is None or window >= config.model.max_position_embeddings - 1:
             return None

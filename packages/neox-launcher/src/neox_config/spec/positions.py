@@ -29,18 +29,30 @@ Settings = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
-    """A vector per position, added to the embeddings."""
+    """A vector per position, added to the embeddings.
+
+    Args:
+        count: number of positions.
+        offset: rows of the table before that of the first position.
+    """
 
     count: int = of("max_position_embeddings")
+    offset: int = of("opt_pos_emb_offset", default=0)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the table."""
+        return self.offset + self.count
 
     @classmethod
     def read(cls, config: NeoXConfig, layer_index: int) -> Self:
         """Return the position embedding of a layer."""
-        return cls(count=config.model.max_position_embeddings)
+        count, offset = config.model.max_position_embeddings, config.attention.opt_pos_emb_offset
+        return cls(count=count, offset=offset)
 
     def settings(self) -> Settings:
         """Return the parameters that give it."""
-        return {}
+        return {"opt-pos-emb-offset": self.offset} if self.offset else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +96,12 @@ class Rotary:
     def settings(self) -> Settings:
         """Return the parameters that give it."""
         base = int(self.base) if self.base == int(self.base) else self.base
-        scaling = {"rotary-scaling": dict(self.scaling)} if self.scaling else {}
-        return {"rotary-pct": self.fraction, "rotary-emb-base": base, **scaling}
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in self.scaling}
+        return {
+            "rotary-pct": self.fraction,
+            "rotary-emb-base": base,
+            **({"rotary-scaling": plain} if plain else {}),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,10 @@
 """The specification of the model from the parameters."""
 
 from neox_config.derive.adapters import adapted_matrices
-from neox_config.derive.attention_layers import expand_attention
+from neox_config.derive.attention_layers import attention_names, of_kind
 from neox_config.derive.layer_sharing import weight_owners
 from neox_config.derive.objective import is_retrieval
-from neox_config.facts.attention import ATTENTION_FACTS
+from neox_config.facts.attention import GMLP_TYPES
 from neox_config.facts.norms import NORM_FACTS
 from neox_config.schema.config import NeoXConfig
 from neox_config.schema.sections.model import ModelSection
@@ -18,7 +18,8 @@ __all__ = ["read_model"]
 
 def read_model(config: NeoXConfig) -> ModelSpec:
     """Return the model of a configuration whose rules hold."""
-    model, kinds = config.model, expand_attention(config.attention.attention_config, config.model.num_layers)
+    model, kinds = config.model, attention_names(config)
+    configs = {kind: of_kind(config, kind) for kind in kinds}
     owners = weight_owners(model.num_layers, model.num_unique_layers, model.param_sharing_style)
     norm = _norm(model)
     position, channel = read_position(config), MLP.read(config)
@@ -33,11 +34,13 @@ def read_model(config: NeoXConfig) -> ModelSpec:
         ),
         layers=tuple(
             Layer(
-                mixer=read_mixer(config, kind, index),
-                channel=None if ATTENTION_FACTS[kind].is_gmlp else channel,
+                mixer=read_mixer(configs[kind], kind, index),
+                channel=None if kind in GMLP_TYPES else channel,
                 norm=norm,
                 residual="parallel" if model.gpt_j_residual else "serial",
                 residual_after_norm=model.apply_residual_connection_post_layernorm,
+                norm_placement=model.norm_placement,
+                shares_norm=model.gpt_j_residual and model.gpt_j_tied,
                 owner=None if owners is None else owners[index],
             )
             for index, kind in enumerate(kinds)
@@ -55,6 +58,7 @@ def _norm(model: ModelSection) -> Norm:
         kind="layernorm" if model.norm == "apexlayernorm" else model.norm,
         epsilon=getattr(model, facts.epsilon),
         bias=facts.has_bias and model.use_bias_in_norms,
+        zero_centered=model.norm_zero_centered and bool(facts.vectors or facts.scalars),
     )
 
 

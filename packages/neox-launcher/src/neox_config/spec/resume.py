@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from neox_config.derive.attention_layers import has_qkv_bias, sliding_window, types_in
+from neox_config.derive.attention_layers import has_qkv_bias, of_kind, sliding_window, types_in
 from neox_config.derive.learning_rate import (
     final_decay_iterations,
     learning_rate_curve,
@@ -27,11 +27,12 @@ from neox_config.derive.optimizer_arguments import optimizer_facts, own_argument
 from neox_config.derive.unused import is_in_use
 from neox_config.derive.widths import mlp_width
 from neox_config.errors import ConfigError
-from neox_config.facts.attention import ATTENTION_FACTS, BIASED_SCORES
+from neox_config.facts.attention import ATTENTION_FACTS, BIASED_SCORES, attention_type
 from neox_config.facts.optimizers import ARGUMENT_LIMITS, OPTIMIZER_FACTS
 from neox_config.problems import Problem, in_words
 from neox_config.schema.config import NeoXConfig, all_parameters, sections
 from neox_config.schema.parameter import Resume, Section, entry_section, inner_section, resume_of
+from neox_config.schema.sections.attention import RotaryScaling
 from neox_config.schema.sections.optimizer import OptimizerParams, Scheduler, SchedulerParams
 from neox_config.spec.model import Attention, Blocks, Learned, SpatialMLP, Vocabulary
 from neox_config.spec.recorded import FORMER_WIDTH, contents_of, latest_checkpoint, recorded_sections
@@ -272,7 +273,9 @@ def _differing(
     ones, others = values.get(resume, {}), here.get(IN_EFFECT, {}).get(resume, {})
     decisive = _deciding_states(here)
     for label in dict.fromkeys((*others, *ones)):
-        if label == _WINDOW and there.get(_WINDOW) == here.get(_WINDOW):
+        if label.endswith(_WINDOW) and all(
+            _given(name, there) == _given(name, here) for name in (_WINDOW, label)
+        ):
             continue  # The same window of longer samples is the same model.
         one = ones[label] if label in ones else _absent(label, there)
         other = others[label] if label in others else _absent(label, here)
@@ -289,10 +292,7 @@ def _deciding_states(recorded: Mapping[str, Any]) -> set[str]:
 
 def _absent(label: str, recorded: Mapping[str, Any]) -> Any:
     """Return the value of a parameter that a run did not record as in effect."""
-    found: Any = recorded
-    for part in label.split("."):
-        found = found.get(part, _UNUSED) if isinstance(found, Mapping) else _UNUSED
-    if found is not _UNUSED or label in (_GELU, _LOCAL, _SEED, _LENGTH):
+    if _given(label, recorded) is not _UNUSED or label in (_GELU, _LOCAL, _SEED, _LENGTH):
         return _UNUSED
     if label.startswith(_ARGUMENTS):
         facts = OPTIMIZER_FACTS.get(optimizer_kind(recorded))
@@ -302,6 +302,14 @@ def _absent(label: str, recorded: Mapping[str, Any]) -> Any:
     # Groups named by the user are absent if they were not given.
     default = _defaults().get(label)
     return _UNUSED if default is None and label in _FOLLOWS else default
+
+
+def _given(label: str, recorded: Mapping[str, Any]) -> Any:
+    """Return the recorded value of a parameter, whether it has an effect or not."""
+    found: Any = recorded
+    for part in label.split("."):
+        found = found.get(part, _UNUSED) if isinstance(found, Mapping) else _UNUSED
+    return found
 
 
 def optimizer_kind(recorded: Mapping[str, Any]) -> str:
@@ -367,6 +375,8 @@ def _is_used(name: str, resolved: Resolved) -> bool:
         "fp16": resolved.run.precision.weights == "fp16",
         "amp": resolved.run.precision.autocast is not None,
         "elasticity": False,
+        # Compared by what they give.
+        "attention_kinds": False,
     }
     return name not in _BY_ANOTHER and is_used.get(block, True) and is_in_use(name, resolved.config)
 
@@ -387,11 +397,11 @@ def _of_model(resolved: Resolved) -> dict[str, Any]:
     config, model = resolved.config, resolved.model
     section, attention, sparsity = config.model, config.attention, config.attention.sparsity_config
     kinds = {layer.mixer.kind: layer.mixer for layer in model.layers}
-    used = {name for kind in kinds for name in ATTENTION_FACTS[kind].settings}
+    used = {name for kind in kinds for name in ATTENTION_FACTS[attention_type(kind)].settings}
     added, owners = model.embedding.position, [layer.owner for layer in model.layers]
     activation = getattr(model.layers[0].channel or model.layers[0].mixer, "activation", "")
-    scaling = {}
-    if attention.pos_emb == "rotary":
+    has_own_rotary, scaling = kinds.keys() <= attention.attention_kinds.keys(), {}
+    if attention.pos_emb == "rotary" and not has_own_rotary:
         scaling = attention.rotary_scaling.in_use(section.max_position_embeddings)
     heads = next((each for each in kinds.values() if isinstance(each, Attention)), None)
     blocks = [
@@ -412,7 +422,15 @@ def _of_model(resolved: Resolved) -> dict[str, Any]:
         "use_bias_in_qkv": has_qkv_bias(config),
         **{
             f"rotary_scaling.{name}": scaling.get(name, _UNUSED)
-            for name in ("original_max_position_embeddings", "attention_factor")
+            for name in RotaryScaling.model_fields
+            if has_own_rotary or name in ("original_max_position_embeddings", "attention_factor")
+        },
+        **({"rotary_emb_base": _UNUSED} if has_own_rotary else {}),
+        **{
+            f"attention_kinds.{kind}.{name}": value
+            for kind in kinds
+            if kind in attention.attention_kinds
+            for name, value in _of_kind(of_kind(config, kind)).items()
         },
         "mlp_width": mlp_width(config),
         "embedding_scale": model.embedding.scale,
@@ -427,7 +445,9 @@ def _of_model(resolved: Resolved) -> dict[str, Any]:
         ),
         f"{_SPARSITY}block": sparsity.block if used else _UNUSED,
         f"{_SPARSITY}different_layout_per_head": (
-            sparsity.different_layout_per_head if any(map(sparsity.can_differ_per_head, kinds)) else _UNUSED
+            sparsity.different_layout_per_head
+            if any(map(sparsity.can_differ_per_head, types_in(config)))
+            else _UNUSED
         ),
         f"{_SPARSITY}num_local_blocks": sparsity.num_local_blocks if "sparse_fixed" in kinds else _UNUSED,
         f"{_SPARSITY}num_sliding_window_blocks": (
@@ -443,6 +463,19 @@ def _of_model(resolved: Resolved) -> dict[str, Any]:
         _SEED: next((each.seed for each in blocks if each.random_blocks), _UNUSED),
         _LENGTH: next((each.length for each in kinds.values() if isinstance(each, SpatialMLP)), _UNUSED),
     }
+
+
+def _of_kind(config: NeoXConfig) -> dict[str, Any]:
+    """Return the values of a kind of attention, given the configuration for it."""
+    attention = config.attention
+    found: dict[str, Any] = {_WINDOW: sliding_window(config), "pos_emb": attention.pos_emb}
+    if attention.pos_emb == "rotary":
+        scaling = attention.rotary_scaling.in_use(config.model.max_position_embeddings)
+        found["rotary_emb_base"] = attention.rotary_emb_base
+        found |= {
+            f"rotary_scaling.{name}": _plain(value) for name, value in ({"type": "none"} | scaling).items()
+        }
+    return found
 
 
 def _of_training(resolved: Resolved) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from neox_config import NeoXConfig, Text, load_config
-from neox_config.derive.attention_layers import expand_attention
+from neox_config.derive.attention_layers import attention_names, types_in
 from neox_config.derive.engine import chosen_engine
 from neox_config.derive.optimizer_arguments import optimizer_facts
 from neox_config.derive.pipeline import chunks_per_stage
@@ -20,6 +20,7 @@ from neox_config.facts.fused_operators import FUSED_OPERATORS
 from neox_config.facts.widths import next_aligned
 from neox_config.problems import in_words
 from neox_config.schema.config import as_written
+from neox_config.schema.sections.attention import RotaryScaling
 from neox_launcher.verify_layout.sizes import Sizes
 
 __all__ = ["Change", "Small", "reference_settings", "small_config", "with_settings"]
@@ -164,7 +165,7 @@ def _widths(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
 def _layers(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
     """Keep a period of the pattern of layers, shared layers, and whether stages have unequal shares."""
     model = config.model
-    kinds = _period(expand_attention(config.attention.attention_config, model.num_layers))
+    kinds = _period(attention_names(config))
     chunks = sizes.stages * chunks_per_stage(config)
     least = max(2, chunks, len(kinds))
     unique = None if model.num_unique_layers is None else min(model.num_unique_layers, least)
@@ -192,7 +193,6 @@ def _lengths(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
     """Make sequences short, and windows and blocks shorter than them."""
     model, attention = config.model, config.attention
     longer = model.max_position_embeddings > model.seq_length
-    scaling = attention.rotary_scaling.original_max_position_embeddings
     blocks = _LENGTH // _BLOCK
     sparsity = attention.sparsity_config
     found: dict[str, Any] = {
@@ -201,11 +201,16 @@ def _lengths(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
         "sliding_window_width": None if attention.sliding_window_width is None else _LENGTH // 4,
         "rpe_num_buckets": 8 if attention.pos_emb == "rpe" else None,
         "rpe_max_distance": 16 if attention.pos_emb == "rpe" else None,
-        "rotary_scaling.original_max_position_embeddings": None if scaling is None else _LENGTH // 2,
+        **_scaling("rotary_scaling.", attention.rotary_scaling, config, sizes),
     }
+    for index, (name, kind) in enumerate(attention.attention_kinds.items()):
+        prefix = f"attention_kinds.{name}."
+        # Windows that differ from each other.
+        window = None if kind.sliding_window_width is None else max(1, _LENGTH // (4 + index))
+        found[f"{prefix}sliding_window_width"] = window
+        found |= _scaling(f"{prefix}rotary_scaling.", kind.rotary_scaling, config, sizes)
     if "sparsity_config" in config.attention.model_fields_set or any(
-        kind not in ("global", "local")
-        for kind in expand_attention(attention.attention_config, model.num_layers)
+        kind not in ("global", "local") for kind in types_in(config)
     ):
         found |= {
             "sparsity_config.block": _BLOCK,
@@ -215,6 +220,17 @@ def _lengths(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
             "sparsity_config.num_global_blocks": min(sparsity.num_global_blocks, blocks // 2),
         }
     return found
+
+
+def _scaling(prefix: str, scaling: RotaryScaling, config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
+    """Extend half of the short sequences, and keep the first factors of frequencies."""
+    heads, original = _heads(config, sizes), scaling.original_max_position_embeddings
+    pairs = int(heads["hidden_size"] // heads["num_attention_heads"] * config.attention.rotary_pct) // 2
+    cut = {name: getattr(scaling, name) for name in ("short_factor", "long_factor")}
+    return {
+        f"{prefix}original_max_position_embeddings": None if original is None else _LENGTH // 2,
+        **{f"{prefix}{name}": each and (list(each) * pairs)[:pairs] for name, each in cut.items()},
+    }
 
 
 def _batch(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:

@@ -37,6 +37,9 @@ EXAMPLES = {
     "mup_scales_branches_before_they_are_added": (
         f"{MUP}num-unique-layers: 2\n--set mup_base.num_layers=2", "mup_base.num_layers", ["4"],
         f"{MUP}num-unique-layers: 2\n--set mup_base.num_layers=4"),
+    "mup_scales_branches_before_they_are_added: norms": (
+        f"{MUP}norm-placement: both\n--set mup_base.num_layers=2", "mup_base.num_layers", ["4"],
+        f"{MUP}norm-placement: both"),
     "sizes_divide_others": ("--set num-attention-heads=5", "num_attention_heads", ["64", "1, 2, 4, 8"],
         "--set num-attention-heads=8"),
     "samples_fit_the_positions": ("--set seq-length=64", "seq_length", ["32"], "--set seq-length=16"),
@@ -83,6 +86,19 @@ EXAMPLES = {
     "settings_exclude_each_other: residual": (
         "gpt-j-residual: true\napply-residual-connection-post-layernorm: true", "gpt_j_residual", [],
         "gpt-j-residual: true"),
+    "norms_of_outputs_suit_the_layers: parallel": (
+        "norm-placement: after\ngpt-j-residual: true", "norm_placement", [], "norm-placement: after"),
+    "norms_of_outputs_suit_the_layers: residual": (
+        "norm-placement: both\napply-residual-connection-post-layernorm: true", "norm_placement", [],
+        "norm-placement: both"),
+    "norms_of_outputs_suit_the_layers: gmlp": (
+        "norm-placement: both\nattention-config: [[[gmlp], all]]", "norm_placement", ["gmlp"],
+        "attention-config: [[[gmlp], all]]"),
+    "queries_and_keys_have_one_form_of_norm": (
+        "use-qk-layernorm: true\nqk-norm: head", "use_qk_layernorm", ["head"], "use-qk-layernorm: true"),
+    "queries_and_keys_have_one_form_of_norm: shared keys": (
+        "use-qk-layernorm: true\nnum-kv-heads: 2", "use_qk_layernorm", ["2"],
+        "qk-norm: width\nnum-kv-heads: 2"),
     "chunks_suit_the_schedule": (
         "pipe-parallel-size: 2\npipeline-schedule: interleaved\nvirtual-pipeline-stages: 1",
         "virtual_pipeline_stages", ["2"],
@@ -331,6 +347,29 @@ EXAMPLES = {
     "quantized_weights_need_stage_3": ("zero_optimization: {stage: 2, zero_quantized_weights: true}",
         "zero_optimization.zero_quantized_weights", ["3", "2"],
         "zero_optimization: {stage: 3, zero_quantized_weights: true}"),
+    "attention_kinds_override_what_layers_use": (
+        "pos-emb: rotary\nattention-kinds: {far: {rotary-emb-base: 9}}", "attention_kinds.far", [],
+        "pos-emb: rotary\nattention-config: [[[far], all]]\nattention-kinds: {far: {rotary-emb-base: 9}}"),
+    "attention_kinds_override_what_layers_use: types": (
+        "attention-config: [[[local], all]]\nattention-kinds: {local: {sliding-window-width: 9}}",
+        "attention_kinds.local", [],
+        "attention-config: [[[far], all]]\nattention-kinds: {far: {sliding-window-width: 9}}"),
+    "attention_kinds_override_what_layers_use: other positions": (
+        "pos-emb: alibi\nattention-config: [[[far], all]]\nattention-kinds: {far: {pos-emb: none}}",
+        "attention_kinds.far.pos_emb", ["alibi"],
+        "pos-emb: rotary\nattention-config: [[[far], all]]\nattention-kinds: {far: {pos-emb: none}}"),
+    "attention_kinds_override_what_layers_use: not rotated": (
+        "pos-emb: rotary\nattention-config: [[[far], all]]\n"
+        "attention-kinds: {far: {pos-emb: none, rotary-emb-base: 9}}",
+        "attention_kinds.far.rotary_emb_base", [],
+        "pos-emb: rotary\nattention-config: [[[far], all]]\n"
+        "attention-kinds: {far: {pos-emb: rotary, rotary-emb-base: 9}}"),
+    "longrope_scales_each_pair": (
+        "pos-emb: rotary\n"
+        "rotary-scaling: {type: longrope, short-factor: [1], long-factor: [1, 1, 1, 1, 1, 1, 1, 1]}",
+        "rotary_scaling.short_factor", ["8"],
+        "pos-emb: rotary\nrotary-pct: 0.125\n"
+        "rotary-scaling: {type: longrope, short-factor: [1], long-factor: [2]}"),
     "all_states_are_offloaded": (
         "zero_optimization: {stage: 3, offload_optimizer: {device: cpu, ratio: 0.3}}",
         "zero_optimization.offload_optimizer.ratio", [],

@@ -14,7 +14,7 @@ from neox_config.facts.adapters import ADAPTED
 from neox_config.facts.attention import ATTENTION_FACTS
 from neox_config.facts.norms import NORM_FACTS
 from neox_config.schema.config import all_parameters
-from neox_config.spec.model import ModelSpec, Window
+from neox_config.spec.model import ModelSpec, Rotary, Window
 from neox_config.spec.read_model import read_model
 from neox_config.spec.run import RunSpec
 from neox_config.spec.update import DataSpec, UpdateSpec
@@ -76,6 +76,11 @@ def drawn(seed: int) -> dict[str, object]:
         "use-bias-in-mlp": False,
         "apply-residual-connection-post-layernorm": True,
         "gpt-j-residual": True,
+        "gpt-j-tied": True,
+        "norm-placement": draw.choice(("after", "both")),
+        "norm-zero-centered": True,
+        "qk-norm": draw.choice(("head", "width")),
+        "use-qk-layernorm": True,
         "no-weight-tying": True,
         "num-unique-layers": draw.choice([each for each in range(1, layers + 1) if layers % each == 0]),
         "param-sharing-style": draw.choice(("grouped", "spaced")),
@@ -92,6 +97,7 @@ def drawn(seed: int) -> dict[str, object]:
         "rpe-num-buckets": 2 * draw.randint(1, 9),
         "rpe-max-distance": draw.randint(40, 99),
         "rpe-causal": True,
+        "opt-pos-emb-offset": 2,
         "rotary-pct": draw.choice((0.25, 0.5)),
         "rotary-emb-base": 500,
         "rotary-scaling": draw.choice(
@@ -114,7 +120,27 @@ def drawn(seed: int) -> dict[str, object]:
             "different-layout-per-head": draw.choice((True, False)),
         },
     }
-    return settings | {name: value for name, value in options.items() if draw.random() < 0.35}
+    settings |= {name: value for name, value in options.items() if draw.random() < 0.35}
+    if draw.random() < 0.35:
+        kinds = {
+            f"kind_{number}": drawn_kind(draw, rotates=settings["pos-emb"] == "rotary") for number in (1, 2)
+        }
+        types = [*kinds, *list(ATTENTION_FACTS)[: draw.choice((1, 1, len(ATTENTION_FACTS)))]]
+        names = [draw.choice(types) for _ in range(layers)]
+        settings["attention-config"] = names
+        settings["attention-kinds"] = {name: kind for name, kind in kinds.items() if name in names}
+    return settings
+
+
+def drawn_kind(draw: random.Random, *, rotates: bool) -> dict[str, object]:
+    """Return the settings of a random kind of attention."""
+    found: dict[str, object] = {"sliding-window-width": draw.randint(1, 40)} if draw.random() < 0.5 else {}
+    if rotates and draw.random() < 0.3:
+        found["pos-emb"] = "none"
+    elif rotates:
+        scaling = {"type": draw.choice(("none", "linear", "yarn")), "factor": 3.0}
+        found |= {"rotary-emb-base": 300, "rotary-scaling": scaling} if draw.random() < 0.6 else {}
+    return found
 
 
 def drawn_models(number: int) -> list[tuple[dict[str, object], NeoXConfig]]:
@@ -238,3 +264,60 @@ def test_the_name_of_an_attention_type_is_not_compared() -> None:
     assert (one, changes(one, other)) == (other, {})
     assert (one.kinds, other.kinds) == (("global",), ("local",))
     assert one.layers[0].mixer.pattern == Window(block=1, before=4)
+
+
+ROTARY = SMALL | {"pos-emb": "rotary", "rotary-emb-base": 500}
+KINDS = {
+    "sliding": {"sliding-window-width": 4},
+    "full": {"rotary-emb-base": 9000, "rotary-scaling": {"type": "linear", "factor": 8.0}},
+    "nope": {"pos-emb": "none"},
+}
+NAMES = ["sliding", "sliding", "full", "sliding", "nope", "global"]
+
+
+def test_a_kind_overrides_what_it_gives_and_no_more() -> None:
+    settings = ROTARY | {"num-layers": 6, "attention-config": NAMES, "attention-kinds": KINDS}
+    spec = read_model(loaded(settings))
+    plain, scaled = Rotary(fraction=1.0, base=500), (("type", "linear"), ("factor", 8.0))
+
+    found = [(layer.mixer.kind, layer.mixer.pattern, layer.mixer.position) for layer in spec.layers]
+
+    sliding = ("sliding", Window(block=1, before=4), plain)
+    assert found == [
+        sliding,
+        sliding,
+        ("full", None, replace(plain, base=9000, scaling=scaled)),
+        sliding,
+        ("nope", None, None),
+        ("global", None, plain),
+    ]
+
+
+def test_layers_that_differ_are_written_as_kinds_with_readable_names() -> None:
+    """Models of other programs have no names of kinds."""
+    settings = ROTARY | {"num-layers": 6, "attention-config": NAMES, "attention-kinds": KINDS}
+    spec = read_model(loaded(settings))
+    unnamed = [replace(layer, mixer=replace(layer.mixer, kind="global")) for layer in spec.layers]
+    written = settings_of(replace(spec, layers=tuple(unnamed)))
+
+    assert written["attention-config"] == NAMES
+    assert written["attention-kinds"] == KINDS
+    assert "sliding-window-width" not in written
+    # The most common window is that of the model.
+    windows = [replace(unnamed[0].mixer, pattern=Window(block=1, before=before)) for before in (9, 4, 9, 2)]
+    several = settings_of(replace(spec, layers=tuple(replace(unnamed[0], mixer=mixer) for mixer in windows)))
+    assert several["sliding-window-width"] == 9
+    assert several["attention-config"] == ["global", "sliding", "global", "sliding_2"]
+    assert several["attention-kinds"] == {
+        "sliding": {"sliding-window-width": 4},
+        "sliding_2": {"sliding-window-width": 2},
+    }
+
+
+def test_layers_that_rotate_different_shares_cannot_be_written() -> None:
+    spec = read_model(loaded(ROTARY | {"num-layers": 2}))
+    other = replace(spec.layers[1].mixer, position=replace(spec.layers[1].mixer.position, fraction=0.5))
+    layers = (spec.layers[0], replace(spec.layers[1], mixer=other))
+
+    with refused(ValueError, "rotary-pct"):
+        settings_of(replace(spec, layers=layers))

@@ -24,6 +24,7 @@ MODEL = set(
     rms_norm_epsilon scalenorm_epsilon activation openai_gelu mlp_width intermediate_size
     expansion_factor mlp_multiple_of use_bias_in_norms sliding_window_width use_bias_in_attn_linear
     use_bias_in_qkv use_bias_in_mlp bias_gelu_fusion
+    norm_placement norm_zero_centered gpt_j_tied qk_norm use_qk_layernorm
     apply_residual_connection_post_layernorm gpt_j_residual no_weight_tying
     embedding_scale logit_scale logit_softcap glu_limit glu_alpha glu_up_offset
     num_unique_layers param_sharing_style make_vocab_size_divisible_by gmlp_attn_dim attention_config
@@ -35,7 +36,8 @@ MODEL = set(
     rotary_emb_base rotary_scaling.type rotary_scaling.factor
     rotary_scaling.original_max_position_embeddings rotary_scaling.low_freq_factor
     rotary_scaling.high_freq_factor rotary_scaling.beta_fast rotary_scaling.beta_slow
-    rotary_scaling.truncate rotary_scaling.attention_factor
+    rotary_scaling.truncate rotary_scaling.attention_factor rotary_scaling.short_factor
+    rotary_scaling.long_factor opt_pos_emb_offset
     apply_query_key_layer_scaling tokenizer_type vocab_file merge_file
     head_dim attention_scale attention_softcap attention_sinks attention_gate
     lora_rank lora_alpha lora_target_modules
@@ -97,6 +99,7 @@ TRAINING = set(
 WHOLE: dict[str, tuple[str, set[str]]] = {
     "compression_training.layer_reduction": ("training", set()),
     "compression_training": ("model", {"quantizer_kernel", "quantize_verbose"}),
+    "attention_kinds": ("model", set()),
     "data_efficiency": (
         "training",
         {"num_workers", "data_cluster_path", "model_mask_name", "model_type", "hidden_state_order"},
@@ -229,6 +232,12 @@ def test_a_checkpoint_from_before_sliding_windows_has_none(load) -> None:
 
 
 LORA = ["lora-rank=2", "lora-base=base"]
+KINDS = [
+    "pos-emb=rotary",
+    'attention-config=[[["near", "far"], "all"]]',
+    "attention-kinds.near.sliding-window-width=4",
+    "attention-kinds.far.rotary-emb-base=900",
+]
 
 
 @pytest.mark.parametrize(
@@ -245,6 +254,35 @@ LORA = ["lora-rank=2", "lora-base=base"]
         ),
         ([], ["layernorm-epsilon=1e-6"], ["layernorm-epsilon: 1e-05 in the checkpoint, 1e-06 in this run"]),
         ([], ["rotary-pct=0.5"], []),
+        (
+            KINDS,
+            [*KINDS, "attention-kinds.far.rotary-emb-base=901"],
+            ["attention-kinds.far.rotary-emb-base: 900 in the checkpoint, 901 in this run"],
+        ),
+        (
+            KINDS,
+            [*KINDS, "attention-kinds.near.sliding-window-width=5"],
+            ["attention-kinds.near.sliding-window-width: 4 in the checkpoint, 5 in this run"],
+        ),
+        (
+            KINDS,
+            [*KINDS, "attention-kinds.near.pos-emb=none"],
+            ["attention-kinds.near.pos-emb: rotary in the checkpoint, none in this run"],
+        ),
+        (
+            KINDS,
+            [*KINDS, "rotary-emb-base=77"],
+            ["attention-kinds.near.rotary-emb-base: 10000 in the checkpoint, 77 in this run"],
+        ),
+        (
+            KINDS,
+            [*KINDS, "attention-kinds.near.rotary-scaling={type: linear, factor: 2}"],
+            [
+                "attention-kinds.near.rotary-scaling.type: none in the checkpoint, linear in this run",
+            ],
+        ),
+        # What a kind gives as the model has it is no change.
+        (KINDS, [*KINDS, "attention-kinds.near.rotary-emb-base=10000", "seq-length=16"], []),
         (
             ["pos-emb=rotary"],
             ["pos-emb=rotary", "rotary-pct=0.5"],

@@ -8,8 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from neox_config.spec.model import Alibi, Attention, Embedding, Layer, Learned, Rotary, Rpe, Sinusoidal
+from neox_config.facts.attention import attention_type
+from neox_config.spec.model import Alibi, Attention, Embedding, Layer, Learned, Norm, Rotary, Rpe, Sinusoidal
 from neox_config.spec.run import Batch, Fusions, RunSpec
+from neox_model.assembly.norms import build_head_norms
 from neox_model.assembly.operators import Operators
 from neox_model.assembly.patterns import build_pattern
 from neox_model.initialization import INIT_METHODS
@@ -27,6 +29,7 @@ from neox_model.layers.positions import (
     BucketPosition,
     LearnedPosition,
     RotaryPosition,
+    RotaryTables,
     SinusoidalPosition,
 )
 from neox_model.parallel.groups import Group
@@ -51,13 +54,18 @@ Factory = Callable[[], nn.Module]
 ADDED_POSITIONS: Mapping[type[Any], Callable[..., Factory]] = {
     # (position, width, initialization, tensor-parallel ranks)
     Learned: lambda position, width, init, group: partial(
-        LearnedPosition, num_positions=position.count, hidden_size=width, init=init, group=group
+        LearnedPosition,
+        num_positions=position.count,
+        hidden_size=width,
+        init=init,
+        offset=position.offset,
+        group=group,
     ),
     Sinusoidal: lambda position, width, init, group: partial(SinusoidalPosition, hidden_size=width),
 }
 ROTATIONS: Mapping[type[Any], Callable[..., Factory]] = {
-    # (position, attention, operators)
-    Rotary: lambda position, mixer, operators: partial(
+    # (position, attention, operators, tokens of a sequence, tables)
+    Rotary: lambda position, mixer, operators, length, tables: partial(
         RotaryPosition,
         head_width=mixer.head_width,
         fraction=position.fraction,
@@ -65,6 +73,8 @@ ROTATIONS: Mapping[type[Any], Callable[..., Factory]] = {
         scaling=dict(position.scaling),
         operator=operators.rotary,
         splitting=operators.split_rotary,
+        length=length,
+        tables=tables.setdefault((mixer.head_width, position), RotaryTables()),
     ),
 }
 BIASES: Mapping[type[Any], Callable[..., Factory]] = {
@@ -108,6 +118,8 @@ def build_attention(
     operators: Operators,
     adapters: Mapping[str, LowRank],
     masks: DocumentMasks | None = None,
+    norm: Norm | None = None,
+    tables: dict[Any, RotaryTables] | None = None,
 ) -> Factory:
     """Return a factory of the attention of one layer.
 
@@ -122,7 +134,10 @@ def build_attention(
         operators: the operators that the layer calls.
         adapters: low-rank adapters by the name of their matrix.
         masks: masks of documents that the layers share; None: the layer makes its own.
+        norm: the norm of the layer, of whose kind those of queries and keys are; None: leave these out.
+        tables: rotary tables that layers with the same rotation share, to which it adds; None: as `masks`.
     """
+    tables = {} if tables is None else tables
     return partial(
         ParallelAttention,
         width,
@@ -133,7 +148,8 @@ def build_attention(
         recomputes_core=run.recomputation.attention,
         init=init,
         output_init=output_init,
-        position=_position(ROTATIONS, mixer.position, mixer, operators),
+        position=_position(ROTATIONS, mixer.position, mixer, operators, run.batch.length, tables),
+        qk_norm=build_head_norms(mixer, norm, group),
         qkv_bias=mixer.qkv_bias,
         output_bias=mixer.output_bias,
         gate_width=mixer.gate_width,
@@ -179,9 +195,10 @@ def _path(
     if operators.softmax is not None:
         return SoftmaxCore, _why_scores_are_made(mixer.changes_scores, fusions, operators.flex_unusable)
     position, is_hidden = mixer.position, mixer.pattern_within(batch.length) is not None
+    is_global = attention_type(mixer.kind) == "global"
     needs = {
-        f"{mixer.kind} attention": mixer.kind != "global",
-        "sliding-window-width": mixer.kind == "global" and is_hidden,
+        f"{mixer.kind} attention": not is_global,
+        "sliding-window-width": is_global and is_hidden,
         f"pos-emb: {type(position).__name__.lower()}": type(position) in BIASES,
         "reset-attention-mask": batch.resets_attention,
         "padding": batch.has_padding,
@@ -219,8 +236,6 @@ def log_attention_paths(
 ) -> None:
     """Log once how each kind of attention in the model is computed, and why."""
     mixers = [layer.mixer for layer in layers if isinstance(layer.mixer, Attention)]
-    counts = Counter(mixer.kind for mixer in mixers)
-    for mixer in {mixer.kind: mixer for mixer in mixers}.values():
-        _, reason = _path(mixer, batch, fusions, operators)
-        count = counts[mixer.kind]
-        logger.info("attention of %d %s layer%s: %s", count, mixer.kind, "s" if count > 1 else "", reason)
+    ways = Counter((mixer.kind, _path(mixer, batch, fusions, operators)[1]) for mixer in mixers)
+    for (kind, reason), count in ways.items():
+        logger.info("attention of %d %s layer%s: %s", count, kind, "s" if count > 1 else "", reason)

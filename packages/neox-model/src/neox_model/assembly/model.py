@@ -27,8 +27,9 @@ from neox_model.assembly.as_sequential import LayerPlan, SequentialModel
 from neox_model.assembly.attention import build_input_position, log_attention_paths
 from neox_model.assembly.choices import DTYPES, build_autocast, computing_device
 from neox_model.assembly.engines import engine_module
+from neox_model.assembly.norms import build_norm
 from neox_model.assembly.operators import choose_loss_operator, choose_operators
-from neox_model.assembly.transformer import build_init, build_layer, build_norm
+from neox_model.assembly.transformer import build_init, build_layer
 from neox_model.assembly.zero_sharding import (
     gathered_parameter,
     partition_model,
@@ -39,6 +40,7 @@ from neox_model.initialization import initialize_parameters
 from neox_model.layers.attention import DocumentMasks
 from neox_model.layers.embedding import Embedding
 from neox_model.layers.lm_head import LMHead, LMLoss
+from neox_model.layers.positions import RotaryTables
 from neox_model.parallel.cross_entropy import LossOperator
 from neox_model.parallel.groups import Group, Groups
 from neox_model.parallel.logical import named_logical_parameters
@@ -107,8 +109,11 @@ def build_plan(
     )
     log_attention_paths(spec.layers, run.batch, run.fusions, operators)
     masks, layers = DocumentMasks(_passes(spec, run, groups)), []
+    tables: dict[Any, RotaryTables] = {}
     for index, layer in enumerate(spec.layers):
-        cls, kwargs = build_layer(spec, index, run, group=group, operators=operators, masks=masks)
+        cls, kwargs = build_layer(
+            spec, index, run, group=group, operators=operators, masks=masks, tables=tables
+        )
         shares = None if layer.owner is None else f"layers.{layer.owner}"
         layers.append(LayerPlan(name=f"layers.{index}", cls=cls, kwargs=kwargs, shares=shares))
     cls, kwargs = build_norm(spec.norm, spec.width, operators, group)

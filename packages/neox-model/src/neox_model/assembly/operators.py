@@ -24,6 +24,7 @@ from neox_kernels import (
     apex_layer_norm,
     bias_dropout_add,
     bias_geglu,
+    bias_geglu_tanh,
     bias_gelu,
     bias_swiglu,
     choose,
@@ -123,8 +124,9 @@ def choose_operators(
         norm_of_sum=norm_of_sum,
         norm_with_input=norm_with_input,
     )
-    # Attention and MLP have one shape in all layers that have them.
-    attention = next((layer.mixer for layer in spec.layers if isinstance(layer.mixer, Attention)), None)
+    # Attention and MLP have one shape in all layers that have them, but not all rotate queries.
+    mixers = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, Attention)]
+    attention = max(mixers, key=lambda mixer: isinstance(mixer.position, Rotary), default=None)
     if attention is not None:
         found = replace(
             found,
@@ -155,8 +157,10 @@ def _of_attention(
         softmax = _softmax(fusions, chooser, scores, is_encoder=is_encoder)
     elif "auto" in (fusions.causal_softmax, fusions.masked_softmax):
         logger.info("softmax: PyTorch's scaled_dot_product_attention, which stores no scores")
-    # What writes gradients in place has no second derivatives.
-    in_place = False if fusions.has_second_derivatives else fusions.rope
+    # What writes gradients in place has no second derivatives. Norms come between projection and rotation.
+    in_place = False if fusions.has_second_derivatives or mixer.qk_norm else fusions.rope
+    if mixer.qk_norm and share and fusions.rope is not False:
+        logger.info("split_rotary: not used, because queries and keys have norms before they are rotated")
     rotated = partial(_rotary_arguments, key_heads, share)
     split = partial(_projection_arguments, key_heads, share)
     return {
@@ -174,7 +178,11 @@ def _of_channel(
     shape_SBF = (*tokens, max(1, channel.width // ranks))
     has_gelu = channel.activation in ("gelu", "gelu_tanh")
     gelu = chooser.fused("bias-gelu-fusion", has_gelu and fusions.bias_gelu, bias_gelu, shape_SBF)
-    gated: dict[str, Operator[..., Any]] = {"swiglu": bias_swiglu, "geglu": bias_geglu}
+    gated: dict[str, Operator[..., Any]] = {
+        "swiglu": bias_swiglu,
+        "geglu": bias_geglu,
+        "geglu_tanh": bias_geglu_tanh,
+    }
     if channel.activation not in gated:
         return {"bias_gelu": gelu}
     if not channel.is_plain:
@@ -350,6 +358,9 @@ def _norms(
         # The kernels add a bias; a rule refuses layernorm-fusion: true.
         return None, None, None
     if fusions.apex_norm:
+        if spec.norm.zero_centered:
+            logger.info("apex_layer_norm: PyTorch's kernel, because weights are stored minus 1")
+            return None, None, None
         return apex_layer_norm.fused if chooser.all_have(apex_layer_norm) else None, None, None
     fused: dict[str, tuple[str, Fusion, Operator[..., Any], Operator[..., Any]]] = {
         "layernorm": ("layernorm-fusion", fusions.layernorm, layer_norm, add_layer_norm),
@@ -360,7 +371,10 @@ def _norms(
     parameter, requested, alone, fused_add_norm = fused[spec.norm.kind]
     norm = chooser.fused(parameter, requested, alone, shape)
     with_input = None if norm is None else alone.with_input
-    adds_first = all(each.residual == "serial" and not each.residual_after_norm for each in spec.layers)
+    adds_first = all(
+        each.residual == "serial" and not each.residual_after_norm and each.norm_placement != "after"
+        for each in spec.layers
+    )
     if dropout > 0.0 or not adds_first:
         return norm, None, with_input
     return norm, chooser.fused(parameter, requested, fused_add_norm, shape), with_input

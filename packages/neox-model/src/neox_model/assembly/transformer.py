@@ -1,24 +1,25 @@
 """Build a transformer layer, and the parts that it shares with the rest of the model."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pkgutil import resolve_name
 from typing import Any
 
 from torch import Tensor, nn
 
-from neox_config.facts.norms import NORM_FACTS
 from neox_config.spec import model as kinds
-from neox_config.spec.model import Adapters, Attention, ModelSpec, Norm
+from neox_config.spec.model import Adapters, Attention, ModelSpec
 from neox_config.spec.run import RunSpec
 from neox_model.assembly.attention import build_attention
+from neox_model.assembly.norms import build_norm
 from neox_model.assembly.operators import Operators
 from neox_model.errors import LayoutError
 from neox_model.initialization import build_init_method, multiplied
 from neox_model.layers.activations import ACTIVATIONS, GATED_ACTIVATIONS
 from neox_model.layers.attention import DocumentMasks
 from neox_model.layers.mlp import MLP, GatedMLP
-from neox_model.layers.norms import NORMS
+from neox_model.layers.positions import RotaryTables
 from neox_model.layers.residual_layer import add_dropped
 from neox_model.layers.transformer_layer import TransformerLayer
 from neox_model.parallel.groups import Group
@@ -33,7 +34,6 @@ __all__ = [
     "build_adapters",
     "build_init",
     "build_layer",
-    "build_norm",
 ]
 
 Factory = Callable[[], nn.Module]
@@ -66,20 +66,6 @@ def build_init(run: RunSpec, kind: str, *, is_output: bool = False) -> InitMetho
     return multiplied(init, kind, times=of_kind.std, rows=of_kind.rows, columns=of_kind.columns)
 
 
-def build_norm(norm: Norm, width: int, operators: Operators, group: Group) -> tuple[type[nn.Module], Options]:
-    """Return the class of a norm and its keyword arguments."""
-    arguments: Options = {"width": width, "epsilon": norm.epsilon, "group": group}
-    if NORM_FACTS[norm.kind].has_bias:
-        arguments["bias"] = norm.bias
-    if operators.norm is not None:
-        arguments["operator"] = operators.norm
-    if operators.norm_of_sum is not None:
-        arguments["fused_add_norm"] = operators.norm_of_sum
-    if operators.norm_with_input is not None:
-        arguments["with_input"] = operators.norm_with_input
-    return NORMS[norm.kind], arguments
-
-
 def build_adapters(adapters: Adapters | None, dropout: float) -> dict[str, LowRank]:
     """Return the form of each adapter by the name of its matrix in a layer; empty without adapters."""
     if adapters is None:
@@ -95,6 +81,7 @@ def build_layer(
     group: Group,
     operators: Operators,
     masks: DocumentMasks | None = None,
+    tables: dict[Any, RotaryTables] | None = None,
 ) -> tuple[type[nn.Module], Options]:
     """Return the class of one layer and its keyword arguments.
 
@@ -105,6 +92,7 @@ def build_layer(
         group: the tensor-parallel ranks.
         operators: the operators that the layer calls.
         masks: masks of documents that the layers share; None: the layer makes its own.
+        tables: rotary tables that the layers share, to which it adds; None: likewise.
 
     Raises:
         LayoutError: sizes do not divide.
@@ -120,12 +108,16 @@ def build_layer(
         "norm": partial(norm_class, **norm_kwargs),
         "dropout": run.dropout.hidden,
         "residual_after_norm": layer.residual_after_norm,
+        "norm_placement": layer.norm_placement,
         "bias_dropout_add": with_own_dropout(operators.bias_dropout_add or add_dropped, group),
         "return_hidden_only": layer_index == len(spec.layers) - 1,
     }
     if type(layer.mixer) in LAYERS:
         build: Callable[..., tuple[type[nn.Module], Options]] = resolve_name(LAYERS[type(layer.mixer)])
         return build(layer, spec.width, run, shared, inits=inits("up", "down"), operators=operators)
+    if layer.norm_placement != "before":
+        # The norm of an output is of the sum with its bias.
+        operators = replace(operators, bias_dropout_add=None)
     drops_tokens = layer_index in run.dropout.token_layers
     adapters = build_adapters(spec.adapters, run.dropout.adapters)
     options = {
@@ -139,9 +131,12 @@ def build_layer(
             adapters=adapters,
             # The document ids of a layer that drops tokens are those of the tokens that it keeps.
             masks=None if drops_tokens else masks,
+            norm=layer.norm,
+            tables=tables,
         ),
         "mlp": _mlp(layer.channel, spec.width, run, {**inits("up", "down"), "adapters": adapters}, operators),
         "parallel_residual": layer.residual == "parallel",
+        "shares_norm": layer.shares_norm,
         "adds_in_norm": operators.norm_of_sum is not None,
         "group": group,
     }

@@ -1,21 +1,16 @@
-"""The classes of transformers that can be converted, by their `model_type`; without torch."""
+"""The class of transformers that a config.json names; without torch."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from neox_config.facts.hugging_face import CLASSES
 from neox_model.convert.errors import ConversionError
 
-__all__ = ["CLASSES", "model_type_of"]
+__all__ = ["model_type_of"]
 
-CLASSES: Mapping[str, str] = {
-    "gpt_neox": "GPTNeoXForCausalLM",
-    "gpt2": "GPT2LMHeadModel",
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-}
-"""`model_type` -> name of the class."""
+_PARTS: Mapping[str, str] = {"gemma3": "gemma3_text"}
+"""`model_type` of a model with images -> that of its part for text."""
 
 
 def model_type_of(config: Mapping[str, Any], path: str | Path = "config.json") -> str:
@@ -35,6 +30,11 @@ def model_type_of(config: Mapping[str, Any], path: str | Path = "config.json") -
             f"transformers' own classes can be converted: {known}"
         )
     name, classes = config.get("model_type"), config.get("architectures") or []
+    if name in _PARTS:
+        raise ConversionError(
+            f"{path} is of a model with images ({name}); save its part for text, whose model_type is "
+            f"{_PARTS[str(name)]}, with transformers, and convert that"
+        )
     chosen = CLASSES.get(name) if isinstance(name, str) else None
     is_list = isinstance(classes, list)
     if chosen is None or not is_list or (classes and chosen not in classes):

@@ -11,9 +11,9 @@ from typing import Any
 import click
 
 from neox_config import finite_json
+from neox_config.facts.hugging_face import CLASSES
 from neox_config.pluralize import pluralize
 from neox_model.commands import ModelCommands
-from neox_model.convert.classes import CLASSES
 from neox_model.convert.neox.folder import find_folder
 from neox_model.convert.output import refuse_existing
 from neox_model.convert.requests import check_adapters, check_model, check_side, read_config

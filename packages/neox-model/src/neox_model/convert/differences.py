@@ -5,10 +5,10 @@ from itertools import cycle
 from typing import Any
 
 from neox_config.problems import in_words
-from neox_config.spec.model import Attention, Layer, ModelSpec, Pattern
+from neox_config.spec.model import Attention, Layer, Mixer, ModelSpec
 from neox_config.spec.values import ABSENT, Each, changes, flat, parameters_of
 
-__all__ = ["Difference", "attention_of", "differences", "patterns", "simplest"]
+__all__ = ["Difference", "attention_of", "differences", "mixers", "simplest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ def simplest(spec: ModelSpec) -> ModelSpec:
     return replace(spec, layers=tuple(layers), embedding=replace(spec.embedding, multiple=1))
 
 
-def patterns(spec: ModelSpec) -> list[Pattern | None]:
-    """Return the pattern of each layer; None if a token sees all earlier ones."""
-    return [getattr(layer.mixer, "pattern", None) for layer in simplest(spec).layers]
+def mixers(spec: ModelSpec) -> list[Mixer]:
+    """Return the mixer of each layer in its simplest form."""
+    return [layer.mixer for layer in simplest(spec).layers]
 
 
 def attention_of(layer: Layer) -> Attention:

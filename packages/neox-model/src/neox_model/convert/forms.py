@@ -12,7 +12,7 @@ from torch import Tensor
 
 from neox_config.spec.model import Attention
 
-__all__ = ["FUSED_QKV", "SAME", "SEPARATE_QKV", "TRANSPOSED", "Form"]
+__all__ = ["FUSED_QKV", "FUSED_QKV_TRANSPOSED", "SAME", "SEPARATE_QKV", "TRANSPOSED", "Form"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +58,12 @@ def _join(tensors: tuple[Tensor, ...], attention: Attention) -> Tensor:
 
 
 def _fuse(tensor: Tensor, attention: Attention) -> tuple[Tensor, ...]:
-    return (_transposed(torch.cat(_split(tensor, attention))),)
+    return (torch.cat(_split(tensor, attention)),)
 
 
 def _unfuse(tensors: tuple[Tensor, ...], attention: Attention) -> Tensor:
-    return _join(tuple(part.contiguous() for part in _transposed(tensors[0]).chunk(3)), attention)
+    sizes = [attention.query_width, attention.key_width, attention.key_width]
+    return _join(tensors[0].split(sizes), attention)
 
 
 SAME = Form(lambda ours, _: (ours,), lambda theirs, _: theirs[0], is_same=True)
@@ -70,5 +71,10 @@ TRANSPOSED = Form(
     lambda ours, _: (_transposed(ours),), lambda theirs, _: _transposed(theirs[0]), is_transposed=True
 )
 SEPARATE_QKV = Form(_split, _join)
-# All queries, all keys, all values; the matrix is stored as input by output.
-FUSED_QKV = Form(_fuse, _unfuse, is_transposed=True)
+# All queries, all keys, all values.
+FUSED_QKV = Form(_fuse, _unfuse)
+FUSED_QKV_TRANSPOSED = Form(
+    lambda ours, attention: (_transposed(*_fuse(ours, attention)),),
+    lambda theirs, attention: _unfuse((_transposed(theirs[0]),), attention),
+    is_transposed=True,
+)

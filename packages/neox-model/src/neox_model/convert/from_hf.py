@@ -197,7 +197,7 @@ class Reader:
             ConversionError: one is missing or has another shape or dtypes, or one would not be used.
         """
         stored = [replace(tensor, theirs=self._stored_parts(tensor)) for tensor in tensors]
-        used = {name for tensor in stored for name in tensor.theirs}
+        used = {self._files.whole_name(name) for tensor in stored for name in tensor.theirs}
         unused = self._files.tensors.keys() - used
         extra = sorted(name for name in unused if not self._family.is_ignored(name))
         if extra:
@@ -210,7 +210,7 @@ class Reader:
         return stored
 
     def _stored(self, name: str) -> str:
-        found = self._family.stored_name(name, self._files.tensors)
+        found = self._files.find(self._family, name)
         if found is None:
             raise ConversionError(
                 f"{self._files.folder} does not contain {name}; copy the folder again, or save the model "
@@ -223,7 +223,7 @@ class Reader:
         """Return the stored names of a tensor's parts, with the shapes that are read."""
         names = {self._stored(name): shape for name, shape in tensor.theirs.items()}
         for name, shape in names.items():
-            there = self._files.tensors[name].shape
+            there = self._files.shape(name)
             is_longer = tensor.ours in VOCABULARY and there[1:] == shape[1:] and there[0] >= shape[0]
             if there != shape and not is_longer:
                 raise ConversionError(
@@ -234,7 +234,7 @@ class Reader:
 
     def dtype(self, tensor: Tensors) -> torch.dtype:
         """Return the dtype that holds all values of a tensor's parts, which may have several."""
-        return reduce(torch.promote_types, (self._files.tensors[name].dtype for name in tensor.theirs))
+        return reduce(torch.promote_types, (self._files.dtype(name) for name in tensor.theirs))
 
     def chunks(self, tensor: Tensors) -> Iterator[Tensor]:
         """Yield the values of a tensor of ours, in row-major order.

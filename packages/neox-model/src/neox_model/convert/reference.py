@@ -162,12 +162,15 @@ def one_layer_model(config: Any, family: Family, layer: int) -> Any:
     """Return a model with one layer of the kind of layer `layer`, and without a vocabulary."""
     kind = _class(family)
     with _reporting(ConversionError, f"cannot build {family.class_name} from its config.json"):
-        values = config.to_dict()
+        layers = config.num_hidden_layers
+        # Of what is listed for each layer, the entry of this one.
+        values = {
+            name: [value[layer]] if isinstance(value, list) and len(value) == layers else value
+            for name, value in config.to_dict().items()
+        }
         count = getattr(type(config), "attribute_map", {}).get("num_hidden_layers", "num_hidden_layers")
         values |= {count: 1, "vocab_size": 1}
         values |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-        if values.get("layer_types"):
-            values["layer_types"] = [values["layer_types"][layer]]
         return kind(type(config)(**values)).eval().base_model
 
 

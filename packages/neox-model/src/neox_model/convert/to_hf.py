@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -80,11 +81,7 @@ def to_hf(
     }
     tensors = list(chosen.tensors(checkpoint.model, shapes))
     dtypes = {each.ours: checkpoint.dtype(each.ours) if dtype is None else DTYPES[dtype] for each in tensors}
-    planned = [
-        StreamedTensor(name, shape, dtypes[tensor.ours])
-        for tensor in tensors
-        for name, shape in tensor.theirs.items()
-    ]
+    planned = _planned(chosen, tensors, dtypes)
     with folder_written_aside(output) as aside:
         write_descriptions(
             aside,
@@ -100,27 +97,50 @@ def to_hf(
         sides = Sides(checkpoint, aside, chosen, tokenizer, rows=rows)
         # The proof compares them again; a difference is reported before the weights are read and written.
         compare_tokenizers(tokenizer, aside, rows=rows)
-        write_weights(aside, planned, _values(checkpoint, tensors, dtypes))
+        write_weights(aside, planned, _values(checkpoint, chosen, tensors, dtypes))
         result = prove(sides, checkpoint.model, checkpoint.resolved.run, source=folder, output=aside)
         write_json(aside / "verification.json", result)
     return result
 
 
+def _planned(
+    family: Family, tensors: Iterable[Tensors], dtypes: Mapping[str, torch.dtype]
+) -> list[StreamedTensor]:
+    """Return the tensors to write, in the order of `_values`; `dtypes` are those of ours."""
+    planned: dict[str, StreamedTensor] = {}
+    for tensor in tensors:
+        for name, (rows, *others) in tensor.theirs.items():
+            whole, parts = family.joined_parts(name)
+            shape = (rows * len(parts), *others)
+            planned.setdefault(whole, StreamedTensor(whole, shape, dtypes[tensor.ours]))
+    return list(planned.values())
+
+
 def _values(
-    weights: StoredWeights, tensors: Sequence[Tensors], dtypes: Mapping[str, torch.dtype]
+    weights: StoredWeights,
+    family: Family,
+    tensors: Sequence[Tensors],
+    dtypes: Mapping[str, torch.dtype],
 ) -> Iterator[tuple[str, Iterable[Tensor]]]:
     """Yield the values of each tensor of theirs, in chunks; `dtypes` are what ours are converted to."""
+    waiting: dict[str, Iterable[Tensor]] = {}
     for tensor in tensors:
-        if tensor.form.is_same:
-            (name,) = tensor.theirs
-            chunks = weights.row_chunks(tensor.ours, tensor.shape[0])
-            yield name, (_converted(weights, tensor.ours, each, dtypes[tensor.ours]) for each in chunks)
-            continue
-        whole = _converted(weights, tensor.ours, weights.whole(tensor.ours), dtypes[tensor.ours])
-        parts = tensor.split(whole)
-        del whole
-        for name, part in zip(tensor.theirs, parts, strict=True):
-            yield name, [part]
+        for name, chunks in zip(tensor.theirs, _chunks(weights, tensor, dtypes[tensor.ours]), strict=True):
+            waiting[name] = chunks
+            whole, parts = family.joined_parts(name)
+            if all(part in waiting for part in parts):
+                yield whole, chain.from_iterable([waiting.pop(part) for part in parts])
+    assert not waiting, f"parts of a tensor alone: {list(waiting)}"
+
+
+def _chunks(weights: StoredWeights, tensor: Tensors, dtype: torch.dtype) -> Iterator[Iterable[Tensor]]:
+    """Yield the values of each of theirs that a tensor of ours becomes, in chunks."""
+    if tensor.form.is_same:
+        chunks = weights.row_chunks(tensor.ours, tensor.shape[0])
+        yield (_converted(weights, tensor.ours, each, dtype) for each in chunks)
+        return
+    whole = _converted(weights, tensor.ours, weights.whole(tensor.ours), dtype)
+    yield from ([part] for part in tensor.split(whole))
 
 
 def _converted(weights: StoredWeights, name: str, values: Tensor, dtype: torch.dtype) -> Tensor:

@@ -112,6 +112,7 @@ class WeightFiles(TensorReader):
     Attributes:
         files: the files with tensors.
         tensors: name -> where the tensor is.
+        parts: name -> tensor, its first row and the shape, of rows that can be read as a tensor.
 
     Raises:
         ConversionError: there are no weights, or a file is missing or damaged.
@@ -122,6 +123,7 @@ class WeightFiles(TensorReader):
         self.files, expected = self._find(single)
         self._open: dict[Path, ShardFile] = {}
         self.tensors: dict[str, Stored] = {}
+        self.parts: dict[str, tuple[str, int, tuple[int, ...]]] = {}
         for file in self.files:
             if file.suffix == ".bin":
                 described = {name: (each.dtype, tuple(each.shape)) for name, each in _unpickled(file).items()}
@@ -140,12 +142,44 @@ class WeightFiles(TensorReader):
                 "again"
             )
 
+    def find(self, family: Family, name: str) -> str | None:
+        """Return the name under which a tensor of a family's table can be read; None if it is not stored.
+
+        Raises:
+            ConversionError: it is part of a tensor whose rows cannot be divided.
+        """
+        whole, parts = family.joined_parts(name)
+        stored = family.stored_name(whole, self.tensors)
+        if stored is None or len(parts) == 1:
+            return stored
+        rows, *others = self.shape(stored)
+        size, rest = divmod(rows, len(parts))
+        if rest:
+            raise ConversionError(
+                f"{self.folder}: {stored} has {rows:,} rows, which are not {len(parts)} equal parts; copy "
+                "the folder again"
+            )
+        self.parts[name] = stored, parts.index(name) * size, (size, *others)
+        return name
+
+    def whole_name(self, name: str) -> str:
+        """Return the name of the tensor that contains a tensor or a part."""
+        return self.parts[name][0] if name in self.parts else name
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Return the stored dtype of a tensor or a part."""
+        return self.tensors[self.whole_name(name)].dtype
+
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor."""
-        return self.tensors[name].shape
+        """Return the shape of a tensor or a part."""
+        return self.parts[name][2] if name in self.parts else self.tensors[name].shape
 
     def elements(self, name: str, start: int, stop: int) -> Tensor:
-        """Return a copy of some elements of a tensor, in row-major order."""
+        """Return a copy of some elements of a tensor or a part, in row-major order."""
+        if name in self.parts:
+            name, row, shape = self.parts[name]
+            first = row * prod(shape[1:])
+            start, stop = first + start, first + stop
         file, stored = self.tensors[name].file, self.tensors[name].name
         if file.suffix == ".bin":
             return _unpickled(file)[stored].reshape(-1)[start:stop].clone()

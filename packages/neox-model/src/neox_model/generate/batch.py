@@ -48,6 +48,11 @@ class Request:
     def __post_init__(self) -> None:
         assert self.maximum_tokens or self.scores_prompt, "a request asks for tokens or for scores"
 
+    @property
+    def most_read(self) -> int:
+        """The most tokens that the model may read for it: all but the last, which follows what it read."""
+        return len(self.prompt) + self.maximum_tokens - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Scores:
@@ -100,6 +105,7 @@ class Batch:
         device = forward.device
         self._tokens_BT = torch.zeros(slots, capacity + 1, dtype=torch.int64, device=device)
         self._last_B = torch.zeros(slots, dtype=torch.int64, device=device)
+        self._most_B = torch.zeros(slots, dtype=torch.int64, device=device)
         self._table = SamplingTable(slots=slots, draws=capacity, vocab_size=forward.vocab_size, device=device)
         # Number of tokens of each sequence in use.
         self._lengths: list[int] = []
@@ -138,6 +144,8 @@ class Batch:
         slots = slice(first, first + len(rows))
         self._tokens_BT[slots, :longest] = torch.tensor(rows, device=self._forward.device)
         self._last_B[slots] = torch.tensor(lengths, device=self._forward.device) - 1
+        most = [one.most_read for one in admissions]
+        self._most_B[slots] = torch.tensor(most, device=self._forward.device)
         for slot, one in enumerate(admissions, start=first):
             prompt_T = self._tokens_BT[slot, : len(one.prompt)]
             self._table.set(slot, one.sampling, prompt_T, one.maximum_tokens)
@@ -175,7 +183,7 @@ class Batch:
             tokens_BS = self._tokens_BT[first:stop, :longest]
             positions_BS = torch.arange(longest, device=last_B.device).expand(stop - first, -1)
             index_B = last_B
-        hidden_SBD = self._forward.hidden_after(tokens_BS, positions_BS, window)
+        hidden_SBD = self._forward.hidden_after(tokens_BS, positions_BS, window, self._most_B[first:stop])
         count = max(self._top_counts[first:stop])
         values_B = torch.zeros(stop - first, device=last_B.device)
         values_BC = values_B[:, None].repeat(1, count)
@@ -224,6 +232,7 @@ class Batch:
             self._table.move(last, place)
             self._tokens_BT[place] = self._tokens_BT[last]
             self._last_B[place] = self._last_B[last]
+            self._most_B[place] = self._most_B[last]
             self._lengths[place] = length
             self._top_counts[place] = self._top_counts[last]
         self._lengths.pop()

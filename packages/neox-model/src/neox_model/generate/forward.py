@@ -17,6 +17,7 @@ from neox_model.generate.sampling import most_likely
 from neox_model.layers.attention.kv_cache import KeyValueCaches
 from neox_model.layers.cache import Chunk, NextTokens
 from neox_model.layers.lm_head import gather_vocabulary
+from neox_model.layers.positions import lengths_of_requests
 from neox_model.parallel.groups import SINGLE_PROCESS, Groups
 
 __all__ = ["Forward"]
@@ -79,7 +80,11 @@ class Forward:
         self._caches = None
 
     def hidden_after(
-        self, tokens_BS: Tensor, positions_BS: Tensor, window: Chunk | NextTokens | None
+        self,
+        tokens_BS: Tensor,
+        positions_BS: Tensor,
+        window: Chunk | NextTokens | None,
+        lengths_B: Tensor,
     ) -> Tensor | None:
         """Return hidden_SBD, the input of the head; None before the last stage.
 
@@ -87,12 +92,14 @@ class Forward:
             tokens_BS: token ids; rows are padded at their end.
             positions_BS: position of each token in its sequence.
             window: what the tokens are to the caches; None: do not use them.
+            lengths_B: the most tokens of each sequence that the model may read for its request.
         """
         cached: AbstractContextManager[None] = nullcontext()
         if window is not None:
             assert self._caches is not None, "allocate() comes first"
             cached = self._caches.processing(window)
-        with torch.no_grad(), self.model.autocast(), cached:
+        of_requests = lengths_of_requests(self.model, lengths_B)
+        with torch.no_grad(), self.model.autocast(), cached, of_requests:
             hidden: Any = (tokens_BS, positions_BS) if self._is_first else self._receive(tokens_BS)
             for layer in self._body:
                 hidden = layer(hidden)
@@ -115,7 +122,7 @@ class Forward:
         return logits_RV[:, : self.vocab_size], logits_RV.float().logsumexp(1)
 
     def log_probabilities(
-        self, tokens_BS: Tensor, places: tuple[Tensor, Tensor], targets_N: Tensor
+        self, tokens_BS: Tensor, places: tuple[Tensor, Tensor], targets_N: Tensor, lengths_B: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return, on every rank, log-probabilities of tokens, and whether each is the most likely one.
 
@@ -125,9 +132,10 @@ class Forward:
             tokens_BS: token ids; rows are padded at their end.
             places: (row, index of a token) after which each target stands.
             targets_N: the token at each place.
+            lengths_B: tokens of each row without the padding.
         """
         positions_BS = torch.arange(tokens_BS.shape[1], device=self.device).expand_as(tokens_BS)
-        hidden_SBD = self.hidden_after(tokens_BS, positions_BS, None)
+        hidden_SBD = self.hidden_after(tokens_BS, positions_BS, None, lengths_B)
         hidden_ND = None if hidden_SBD is None else hidden_SBD[places[1], places[0]]
         values_N, best_N, *_ = self.scores(hidden_ND, targets_N)
         return values_N, best_N == targets_N

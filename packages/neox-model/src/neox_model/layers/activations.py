@@ -39,6 +39,7 @@ def _identity(gate: Tensor) -> Tensor:
 # Activation of the gate; the result is up * activation(gate). Source: arXiv:2002.05202.
 GATED_ACTIVATIONS: dict[str, Activation] = {
     "geglu": functional.gelu,
+    "geglu_tanh": partial(functional.gelu, approximate="tanh"),
     "swiglu": functional.silu,
     "reglu": functional.relu,
     "glu": torch.sigmoid,

@@ -127,7 +127,10 @@ class Scorer:
         rows_N, columns_N = torch.tensor(places, device=device).unbind(1)
         targets = [token for row, count in zip(rows, scored, strict=True) for token in row[-count:]]
         values_N, is_greedy_N = self.forward.log_probabilities(
-            tokens_BS, (rows_N, columns_N), torch.tensor(targets, device=device)
+            tokens_BS,
+            (rows_N, columns_N),
+            torch.tensor(targets, device=device),
+            torch.tensor([len(row) - 1 for row in rows], device=device),
         )
         sums = [float(values.sum()) for values in values_N.double().cpu().split(list(scored))]
         if not all(map(math.isfinite, sums)):

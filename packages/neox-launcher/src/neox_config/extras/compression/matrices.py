@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from neox_config.derive.attention_layers import expand_attention
+from neox_config.derive.attention_layers import attention_names
 from neox_config.derive.widths import head_width, mlp_width
 from neox_config.extras.compression.facts import GATED_MATRICES, HEADS_MATRICES, LAYER_MATRICES
 from neox_config.extras.compression.fields import (
@@ -14,7 +14,7 @@ from neox_config.extras.compression.fields import (
     WeightQuantizationGroup,
 )
 from neox_config.facts.activations import ACTIVATION_FACTS
-from neox_config.facts.attention import ATTENTION_FACTS
+from neox_config.facts.attention import ATTENTION_FACTS, attention_type
 from neox_config.schema.config import NeoXConfig
 
 __all__ = [
@@ -55,7 +55,7 @@ def compresses(config: NeoXConfig) -> bool:
 def compressible_matrices(config: NeoXConfig) -> list[str]:
     """Return the logical names of the matrices that can be compressed: those of transformer layers."""
     has_gate = ACTIVATION_FACTS[config.model.activation].is_gated
-    kinds = expand_attention(config.attention.attention_config, config.model.num_layers)
+    kinds = map(attention_type, attention_names(config))
     return [
         f"layers.{layer}.{name}"
         for layer, kind in enumerate(kinds)

@@ -13,17 +13,18 @@ from neox_config.facts.attention import (
     has_layers,
     layers_using,
 )
-from neox_config.facts.rotary import yarn_attention_factor
-from neox_config.schema.parameter import Section, block, param
+from neox_config.facts.rotary import longrope_attention_factor, yarn_attention_factor
+from neox_config.schema.parameter import Section, block, named_blocks, param
 from neox_config.schema.sections.model import Fusion
 
-__all__ = ["AttentionSection", "RotaryScaling", "SparsityConfig"]
+__all__ = ["AttentionKind", "AttentionSection", "RotaryScaling", "SparsityConfig"]
 
 
 _SCALES = "type is linear, llama3 or yarn"
-_BY_LENGTH = "type is llama3 or yarn"
+_BY_LENGTH = "type is llama3, yarn or longrope"
 _LLAMA3 = "type is llama3"
 _YARN = "type is yarn"
+_LONGROPE = "type is longrope"
 
 
 class SparsityConfig(Section):
@@ -140,13 +141,15 @@ class SparsityConfig(Section):
 class RotaryScaling(Section):
     """Rotary frequencies that are scaled to sequences longer than those of an earlier run."""
 
-    type: Literal["none", "linear", "llama3", "yarn"] = param(
+    type: Literal["none", "linear", "llama3", "yarn", "longrope"] = param(
         "none",
         origin="ours",
         used_when="pos_emb is rotary",
-        source="arXiv:2306.15595 (linear), arXiv:2407.21783 (llama3), arXiv:2309.00071 (yarn)",
+        source="arXiv:2306.15595 (linear), arXiv:2407.21783 (llama3), arXiv:2309.00071 (yarn), "
+        "arXiv:2402.13753 (longrope)",
         doc="Formula. linear: all frequencies are divided by the factor. llama3 and yarn: low frequencies "
-        "are divided by it, high ones are not, and those between are interpolated.",
+        "are divided by it, high ones are not, and those between are interpolated. longrope: each is "
+        "divided by its own factor, of short_factor or long_factor.",
     )
     factor: float = param(
         1.0,
@@ -201,25 +204,95 @@ class RotaryScaling(Section):
         None,
         origin="ours",
         gt=0,
-        none_means="0.1 * ln(factor) + 1",
-        used_when=_YARN,
+        none_means="0.1 * ln(factor) + 1; longrope: sqrt(1 + ln(maximum length / original) / ln(original))",
+        used_when="type is yarn or longrope",
         doc="Multiplies sines and cosines, and so attention scores by its square.",
+    )
+    short_factor: tuple[float, ...] | None = param(
+        None,
+        origin="ours",
+        none_means="there are none",
+        used_when=_LONGROPE,
+        doc="Divisors of the frequencies of sequences up to the original length: one per pair of rotated "
+        "channels.",
+    )
+    long_factor: tuple[float, ...] | None = param(
+        None,
+        origin="ours",
+        none_means="there are none",
+        used_when=_LONGROPE,
+        doc="Divisors of the frequencies of longer sequences. Training chooses by seq-length. Generation and "
+        "scoring choose once for each request, by the most tokens that the model may read for it: those of "
+        "the prompt and all new ones but the last. With and without a cache, and whatever else is in the "
+        "batch, the choice is the same, and it does not change while tokens are generated.",
     )
 
     def in_use(self, max_position_embeddings: int) -> dict[str, Any]:
         """Return the settings that have an effect, with the meaning of null; empty without scaling."""
-        values: dict[str, Any] = {"type": self.type, "factor": self.factor}
-        if self.type in ("llama3", "yarn"):
-            values["original_max_position_embeddings"] = (
-                self.original_max_position_embeddings or max_position_embeddings
-            )
+        original = self.original_max_position_embeddings or max_position_embeddings
+        values: dict[str, Any] = {"type": self.type}
+        if self.type != "longrope":
+            values["factor"] = self.factor
+        if self.type in ("llama3", "yarn", "longrope"):
+            values["original_max_position_embeddings"] = original
         if self.type == "llama3":
             values |= {"low_freq_factor": self.low_freq_factor, "high_freq_factor": self.high_freq_factor}
         if self.type == "yarn":
             values |= {"beta_fast": self.beta_fast, "beta_slow": self.beta_slow, "truncate": self.truncate}
-            default = yarn_attention_factor(self.factor)
-            values["attention_factor"] = default if self.attention_factor is None else self.attention_factor
+            values["attention_factor"] = self.attention_factor or yarn_attention_factor(self.factor)
+        if self.type == "longrope":
+            default = longrope_attention_factor(max_position_embeddings, original)
+            values["attention_factor"] = self.attention_factor or default
+            values |= {"short_factor": self.short_factor, "long_factor": self.long_factor}
         return {} if self.type == "none" else values
+
+
+class RotaryScalingOfKind(RotaryScaling):
+    """Scaling of the rotary frequencies of a kind of attention."""
+
+    type: Literal["none", "linear", "llama3", "yarn", "longrope"] | None = param(  # type: ignore[assignment]
+        None,
+        origin="ours",
+        none_means="rotary-scaling of the model",
+        doc="Formula, as in rotary-scaling of the model, all of which it replaces.",
+    )
+
+
+class AttentionKind(Section):
+    """A kind of global attention: what differs from the other parameters, under their names."""
+
+    sliding_window_width: int | None = param(
+        None,
+        origin="ours",
+        gt=0,
+        le=1_000_000_000,
+        none_means="sliding-window-width of the model",
+        doc="Number of earlier tokens that a token sees, in addition to itself.",
+    )
+    pos_emb: Literal["rotary", "none"] | None = param(
+        None,
+        origin="ours",
+        none_means="pos-emb of the model",
+        doc="none: queries and keys are not rotated. Requires pos-emb: rotary of the model.",
+    )
+    rotary_emb_base: int | None = param(
+        None,
+        origin="ours",
+        gt=0,
+        none_means="rotary-emb-base of the model",
+        doc="Base of the geometric series of the rotation frequencies.",
+    )
+    rotary_scaling: RotaryScalingOfKind = block(
+        RotaryScalingOfKind, origin="ours", doc="Scaling of the rotary frequencies."
+    )
+
+    def overrides(self) -> dict[str, Any]:
+        """Return the parameters of the model with other values, by name."""
+        given = {
+            **{name: getattr(self, name) for name in type(self).model_fields if name != "rotary_scaling"},
+            "rotary_scaling": self.rotary_scaling if self.rotary_scaling.type is not None else None,
+        }
+        return {name: value for name, value in given.items() if value is not None}
 
 
 class AttentionSection(Section, resume="model"):
@@ -233,6 +306,12 @@ class AttentionSection(Section, resume="model"):
         doc='Attention type of each layer. [[["global", "local"], 6]] repeats both types six times; with '
         '"all" '
         "instead of a count, the types repeat up to the last layer; a flat list has one entry per layer.",
+    )
+    attention_kinds: dict[str, AttentionKind] = named_blocks(
+        "kind",
+        origin="ours",
+        doc="Kinds of global attention that differ in their window or in their rotary embeddings. "
+        "attention-config has their names, besides the attention types.",
     )
     sliding_window_width: int | None = param(
         None,
@@ -287,6 +366,30 @@ class AttentionSection(Section, resume="model"):
         origin="NeoX",
         source="arXiv:2104.09864 (rotary), arXiv:1910.10683 (rpe), arXiv:2108.12409 (alibi)",
         doc="Position embedding.",
+    )
+    qk_norm: Literal["none", "head", "width"] = param(
+        "none",
+        origin="ours",
+        source="arXiv:2302.05442",
+        doc="Norms of queries and keys before rotary embeddings, of the kind that norm selects. head: over "
+        "the channels of each head, with weights that all heads share, as in Qwen3. width: over the channels "
+        "of all query heads, and of all key heads, with a weight per channel, as in OLMo 2.",
+    )
+    use_qk_layernorm: bool = param(
+        False,
+        origin="NeoX",
+        source="arXiv:2302.05442",
+        doc="GPT-NeoX's form of qk-norm: queries and keys have the same norm, with a weight per channel of "
+        "each head. It is over the channels of all heads, those of rmsnorm and scalenorm over each head. "
+        "Not available with fewer key-value heads than query heads.",
+    )
+    opt_pos_emb_offset: int = param(
+        0,
+        origin="NeoX",
+        ge=0,
+        le=1_000_000,
+        used_when="pos_emb is learned",
+        doc="Rows of the table of learned positions before that of the first position; 2 in OPT.",
     )
     rpe_num_buckets: int = param(
         32,

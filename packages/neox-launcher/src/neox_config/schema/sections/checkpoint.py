@@ -2,13 +2,12 @@
 
 from typing import Literal
 
+from neox_config.facts.hugging_face import HfFamily
 from neox_config.facts.stores import MULTIPART_BYTES
 from neox_config.schema.parameter import Section, block, param
 from neox_config.schema.paths import PathText
 
 __all__ = ["CheckpointOptions", "CheckpointSection", "HfFamily", "ParallelWrite"]
-
-HfFamily = Literal["gpt_neox", "gpt2", "llama", "mistral", "qwen2"]
 
 
 class ParallelWrite(Section):

@@ -4,7 +4,7 @@ from typing import Literal
 
 from neox_config.facts.activations import ACTIVATION_FACTS, ActivationName
 from neox_config.facts.attention import GMLP_TYPES, WITH_HEADS, has_layers
-from neox_config.facts.norms import NormName, with_bias, with_epsilon
+from neox_config.facts.norms import NormName, with_bias, with_epsilon, with_weight
 from neox_config.schema.parameter import FILLED_IN, Section, param
 
 __all__ = ["Fusion", "InitMethod", "ModelSection"]
@@ -79,7 +79,22 @@ class ModelSection(Section, resume="model"):
     norm: NormName = param(
         "layernorm",
         origin="NeoX",
-        doc="Normalization before each sublayer and at the end of the model.",
+        doc="Normalization of the sublayers (norm-placement) and at the end of the model. "
+        "non_parametric_layernorm is layernorm without weight and bias.",
+    )
+    norm_placement: Literal["before", "after", "both"] = param(
+        "before",
+        origin="ours",
+        source="arXiv:2501.00656 (after), arXiv:2408.00118 (both)",
+        doc="Norms of a sublayer (attention, feed-forward block). before: one on its input. after: one on "
+        "its output, before it is added to the residual, as in OLMo 2. both: one on each, as in Gemma 2.",
+    )
+    norm_zero_centered: bool = param(
+        False,
+        origin="ours",
+        used_when=with_weight(),
+        doc="Store the weight of each norm minus 1, as Gemma does, so that it begins at 0; the norm "
+        "multiplies by 1 + weight.",
     )
     layernorm_epsilon: float = param(
         1e-5,
@@ -278,6 +293,13 @@ class ModelSection(Section, resume="model"):
         origin="NeoX",
         doc="Compute attention and feed-forward block in parallel from the same input and add both to it "
         "(parallel residual).",
+    )
+    gpt_j_tied: bool = param(
+        False,
+        origin="NeoX",
+        used_when="gpt_j_residual is true",
+        doc="With a parallel residual, attention and feed-forward block read the output of one norm instead "
+        "of having one each.",
     )
     no_weight_tying: bool = param(
         False,

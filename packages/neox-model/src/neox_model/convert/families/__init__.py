@@ -1,20 +1,24 @@
 """The classes of transformers that can be converted, by their `model_type`."""
 
 from collections.abc import Mapping
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any
 
+from neox_config.facts.hugging_face import CLASSES
 from neox_config.spec.model import ModelSpec
 from neox_model.convert.classes import model_type_of
 from neox_model.convert.differences import differences
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.families.family import Family
-from neox_model.convert.families.gpt2 import GPT2
-from neox_model.convert.families.gpt_neox import GPT_NEOX
-from neox_model.convert.families.llama import LLAMA, MISTRAL, QWEN2
 
 __all__ = ["FAMILIES", "Family", "family_of_config", "fitting_family"]
 
-FAMILIES: Mapping[str, Family] = {family.name: family for family in (GPT_NEOX, GPT2, LLAMA, MISTRAL, QWEN2)}
+_MODULES = [import_module(f"{__name__}.{each.name}") for each in iter_modules(__path__)]
+_TABLES = {
+    each.name: each for module in _MODULES for each in vars(module).values() if isinstance(each, Family)
+}
+FAMILIES: Mapping[str, Family] = {name: _TABLES[name] for name in CLASSES}
 
 
 def fitting_family(spec: ModelSpec, name: str | None) -> Family:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from neox_config.facts.hugging_face import CLASSES
 from neox_config.spec.model import Attention, ModelSpec
 from neox_config.spec.values import flat, type_of, unflat
 from neox_model.convert.differences import attention_of, simplest
@@ -35,6 +36,7 @@ _COMMON: Mapping[str, Any] = {
     "layers.mixer.pattern": None,
     "layers.mixer.both_ways": False,
     "layers.mixer.position": None,
+    "layers.mixer.qk_norm": None,
     "layers.mixer.qkv_bias": False,
     "layers.mixer.output_bias": False,
     "layers.mixer.scale": None,
@@ -43,12 +45,16 @@ _COMMON: Mapping[str, Any] = {
     "layers.mixer.gate": "none",
     "layers.channel": "MLP",
     "layers.channel.bias": False,
+    "layers.norm.zero_centered": False,
+    "layers.norm_placement": "before",
     "layers.channel.limit": None,
     "layers.channel.alpha": 1.0,
     "layers.channel.up_offset": 0.0,
     "layers.residual": "serial",
     "layers.residual_after_norm": False,
+    "layers.shares_norm": False,
     "layers.owner": None,
+    "norm.zero_centered": False,
     "head": "Vocabulary",
     "head.scale": 1.0,
     "head.softcap": None,
@@ -168,17 +174,23 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class HeadDim:
-    """The width of a head, for classes in which it does not follow from others."""
+    """The width of a head, for classes in which it does not follow from others.
+
+    Args:
+        default: the width if there is none; None: it follows from others.
+    """
+
+    default: int | None = None
 
     def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the width if it is given."""
-        found = config.get("head_dim")
+        found = config.get("head_dim", self.default)
         return {} if found is None else {_HEAD_WIDTH: whole_number(found, "head_dim")}
 
     def write(self, model: Mapping[str, Any], config: dict[str, Any]) -> None:
         """Add the width if it does not follow from others."""
         width = first(model, _HEAD_WIDTH)
-        if width * first(model, _HEADS) != model["width"]:
+        if self.default is not None or width * first(model, _HEADS) != model["width"]:
             config["head_dim"] = width
 
 
@@ -227,7 +239,6 @@ class Family:
 
     Args:
         name: `model_type`.
-        class_name: the class.
         layer: prefix of a layer, with "{}" for its index.
         in_layer: the modules of a layer.
         outside: the other modules.
@@ -237,12 +248,13 @@ class Family:
         required: entries that must be absent or have one of these values.
         dropouts: our parameter -> theirs, None if the class has none; they do not change logits.
         other_names: names in files of other versions -> names in `outside`.
+        joined: module of theirs in a layer -> the modules whose outputs it has, one after another; the tables
+            name these.
         base_prefix: prefix that files of the model without its head lack.
         ignored: endings of tensors in older files that are not weights.
     """
 
     name: str
-    class_name: str
     layer: str
     in_layer: tuple[Row, ...]
     outside: tuple[Row, ...]
@@ -251,8 +263,14 @@ class Family:
     required: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     dropouts: Mapping[str, str] = field(default_factory=dict)
     other_names: Mapping[str, str] = field(default_factory=dict)
+    joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     base_prefix: str = ""
     ignored: tuple[str, ...] = ()
+
+    @property
+    def class_name(self) -> str:
+        """Return the name of the class."""
+        return CLASSES[self.name]
 
     def read(self, config: Mapping[str, Any]) -> ModelSpec:
         """Return the model of a configuration of this class."""
@@ -311,6 +329,16 @@ class Family:
                 for each, part in zip(row.theirs, parts, strict=True)
             }
             yield Tensors(name, shape, theirs, row.form, attention)
+
+    def joined_parts(self, name: str) -> tuple[str, tuple[str, ...]]:
+        """Return the tensor that is stored, and its parts by their names in the tables, given one of them."""
+        module, _, kind = name.rpartition(".")
+        for whole, parts in self.joined.items():
+            for part in parts:
+                if module.endswith(f".{part}"):
+                    prefix = module.removesuffix(part)
+                    return f"{prefix}{whole}.{kind}", tuple(f"{prefix}{each}.{kind}" for each in parts)
+        return name, (name,)
 
     def weight_outside(self, ours: str) -> str:
         """Return the name of theirs of a weight of ours that is in no layer."""

@@ -1,20 +1,18 @@
 """GPT-2, whose matrices are stored as input by output."""
 
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
-from neox_model.convert.classes import CLASSES
 from neox_model.convert.families.family import EPSILON, LAYERNORM, UNGATED, Family, Key, Row
-from neox_model.convert.forms import FUSED_QKV, TRANSPOSED
+from neox_model.convert.forms import FUSED_QKV_TRANSPOSED, TRANSPOSED
 
 __all__ = ["GPT2"]
 
 
 GPT2 = Family(
     name="gpt2",
-    class_name=CLASSES["gpt2"],
     layer="transformer.h.{}.",
     in_layer=(
         Row("norm1", ("ln_1",)),
-        Row("attention.qkv", ("attn.c_attn",), FUSED_QKV),
+        Row("attention.qkv", ("attn.c_attn",), FUSED_QKV_TRANSPOSED),
         Row("attention.dense", ("attn.c_proj",), TRANSPOSED),
         Row("norm2", ("ln_2",)),
         Row("mlp.up", ("mlp.c_fc",), TRANSPOSED),

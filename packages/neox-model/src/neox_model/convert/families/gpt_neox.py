@@ -1,7 +1,6 @@
 """GPT-NeoX."""
 
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
-from neox_model.convert.classes import CLASSES
 from neox_model.convert.families.family import EPSILON, LAYERNORM, ROTARY, UNGATED, Family, Key, Row
 from neox_model.convert.families.rotary import RotaryBase, RotaryFraction, RotaryScaling
 
@@ -10,7 +9,6 @@ __all__ = ["GPT_NEOX"]
 
 GPT_NEOX = Family(
     name="gpt_neox",
-    class_name=CLASSES["gpt_neox"],
     layer="gpt_neox.layers.{}.",
     in_layer=(
         Row("norm1", ("input_layernorm",)),

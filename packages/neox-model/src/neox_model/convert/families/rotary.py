@@ -1,18 +1,20 @@
 """Entries of rotary embeddings: `rope_parameters`, and what earlier versions of transformers wrote."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from neox_config.facts.rotary import yarn_attention_factor
+from neox_config.facts.rotary import longrope_attention_factor, yarn_attention_factor
+from neox_config.spec.values import Each
 from neox_model.convert.errors import ConversionError
-from neox_model.convert.families.values import first, number, truth, whole_number
+from neox_model.convert.families.values import first, in_layers, number, truth, whole_number
+from neox_model.convert.families.windows import FULL, SLIDING, RepeatedWindows, window_sizes
 
-__all__ = ["RotaryBase", "RotaryFraction", "RotaryScaling"]
+__all__ = ["RotaryBase", "RotaryByType", "RotaryFraction", "RotaryScaling"]
 
 _DEFAULT_BASE = 10000.0
-_TYPES = ("default", "linear", "llama3", "yarn")
-_BY_LENGTH = ("llama3", "yarn")
+_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
+_BY_LENGTH = ("llama3", "yarn", "longrope")
 _LENGTH = "original_max_position_embeddings"
 _BASE, _FRACTION, _SCALING = (f"layers.mixer.position.{name}" for name in ("base", "fraction", "scaling"))
 
@@ -38,14 +40,16 @@ class RotaryBase:
 
     Args:
         older: name outside the block that earlier versions read; written too.
+        default: the base if there is none.
     """
 
     older: str = "rope_theta"
+    default: float = _DEFAULT_BASE
 
     def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the base."""
         base = number(
-            _block(config).get("rope_theta") or config.get(self.older) or _DEFAULT_BASE, "rope_theta"
+            _block(config).get("rope_theta") or config.get(self.older) or self.default, "rope_theta"
         )
         if base != int(base):
             raise ConversionError(
@@ -85,42 +89,109 @@ class RotaryFraction:
 
 @dataclass(frozen=True, slots=True)
 class RotaryScaling:
-    """The formula that scales frequencies, and its settings."""
+    """The formula that scales frequencies, and its settings.
+
+    Args:
+        types: formulas of the class; others are not written.
+        words: older names of formulas -> today's.
+    """
+
+    types: tuple[str, ...] = _TYPES
+    words: Mapping[str, str] = field(default_factory=dict)
 
     def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return our settings, in the order of `rotary_scaling`; none without scaling."""
         block = _block(config)
-        kind = block.get("rope_type") or block.get("type") or "default"
-        if kind not in _TYPES:
-            raise ConversionError(
-                f"config.json has rope_type: {kind!r}, which neox-model does not have; it has "
-                f"{', '.join(_TYPES)}"
-            )
-        if kind == "default":
-            return {_SCALING: ()}
-        values: dict[str, Any] = {"type": kind, "factor": number(block.get("factor"), "factor")}
-        if kind in _BY_LENGTH:
-            length = config.get(_LENGTH) or block.get(_LENGTH) or config["max_position_embeddings"]
-            values[_LENGTH] = whole_number(length, _LENGTH)
-        if kind == "llama3":
-            values |= {
-                name: number(block.get(name), name) for name in ("low_freq_factor", "high_freq_factor")
-            }
-        if kind == "yarn":
-            values |= {
-                "beta_fast": number(block.get("beta_fast") or 32, "beta_fast"),
-                "beta_slow": number(block.get("beta_slow") or 1, "beta_slow"),
-                "truncate": truth(block.get("truncate", True), "truncate"),
-                "attention_factor": _attention_factor(block),
-            }
-        return {_SCALING: tuple(values.items())}
+        kind = block.get("rope_type") or block.get("type")
+        return {_SCALING: _scaling({**block, "rope_type": self.words.get(str(kind), kind)}, config)}
 
     def write(self, model: Mapping[str, Any], config: dict[str, Any]) -> None:
         """Add the settings, also under the name that earlier versions read."""
-        if settings := dict(first(model, _SCALING)):
-            block = config.setdefault("rope_parameters", {"rope_type": "default"})
-            block |= {"rope_type": settings.pop("type"), **settings}
-            config["rope_scaling"] = block
+        settings = _entries_of(first(model, _SCALING))
+        if settings["rope_type"] != "default" and settings["rope_type"] in self.types:
+            config["rope_scaling"] = config.setdefault("rope_parameters", {}) | settings
+            config["rope_parameters"] = config["rope_scaling"]
+
+
+def _entries_of(scaling: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
+    """Return the entries of a block, given our settings."""
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in scaling}
+    return {"rope_type": plain.pop("type", "default"), **plain}
+
+
+def _scaling(block: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """Return our settings of a block; none without scaling."""
+    kind = block.get("rope_type") or block.get("type") or "default"
+    if kind not in _TYPES:
+        raise ConversionError(
+            f"config.json has rope_type: {kind!r}, which neox-model does not have; it has {', '.join(_TYPES)}"
+        )
+    if kind == "default":
+        return ()
+    values: dict[str, Any] = {"type": kind}
+    if kind != "longrope":
+        values["factor"] = number(block.get("factor"), "factor")
+    if kind in _BY_LENGTH:
+        length = config.get(_LENGTH) or block.get(_LENGTH) or config["max_position_embeddings"]
+        values[_LENGTH] = whole_number(length, _LENGTH)
+    if kind == "llama3":
+        values |= {name: number(block.get(name), name) for name in ("low_freq_factor", "high_freq_factor")}
+    if kind == "yarn":
+        values |= {
+            "beta_fast": number(block.get("beta_fast") or 32, "beta_fast"),
+            "beta_slow": number(block.get("beta_slow") or 1, "beta_slow"),
+            "truncate": truth(block.get("truncate", True), "truncate"),
+            "attention_factor": _attention_factor(block),
+        }
+    if kind == "longrope":
+        values["attention_factor"] = _longrope_factor(block, values[_LENGTH], config)
+        values |= {name: _numbers(block.get(name), name) for name in ("short_factor", "long_factor")}
+    return tuple(values.items())
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryByType:
+    """Bases and scalings, one of layers without a window and one of layers with it.
+
+    Args:
+        windows: which layers have one.
+        full: the base of layers without a window if there is none.
+        sliding: that of layers with one.
+        older_sliding: older name of the base of layers with a window; None: it had no name.
+    """
+
+    windows: RepeatedWindows
+    full: float
+    sliding: float
+    older_sliding: str | None = None
+
+    def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return base and scaling of each layer."""
+        blocks = config.get("rope_parameters") or {}
+        full = {**(blocks.get(FULL) or {}), **(config.get("rope_scaling") or {})}
+        sliding = dict(blocks.get(SLIDING) or {})
+        full.setdefault("rope_theta", config.get("rope_theta") or self.full)
+        sliding.setdefault("rope_theta", config.get(self.older_sliding or "") or self.sliding)
+        of_layers = [sliding if each else full for each in self.windows.slides(config)]
+        return {
+            _BASE: Each(tuple(number(each["rope_theta"], "rope_theta") for each in of_layers)),
+            _SCALING: Each(tuple(_scaling(each, config) for each in of_layers)),
+        }
+
+    def write(self, model: Mapping[str, Any], config: dict[str, Any]) -> None:
+        """Add a block for each type of layer, and what earlier versions read."""
+        blocks: dict[str, Any] = {
+            FULL: {"rope_type": "default", "rope_theta": self.full},
+            SLIDING: {"rope_type": "default", "rope_theta": self.sliding},
+        }
+        of_layers = (window_sizes(model), in_layers(model, _BASE), in_layers(model, _SCALING))
+        for window, base, scaling in zip(*of_layers, strict=True):
+            kind = FULL if window is None else SLIDING
+            blocks[kind] = {"rope_theta": base, **_entries_of(scaling)}
+        config["rope_parameters"] = blocks
+        config["rope_theta"] = blocks[FULL]["rope_theta"]
+        if self.older_sliding is not None:
+            config[self.older_sliding] = blocks[SLIDING]["rope_theta"]
 
 
 def _attention_factor(block: Mapping[str, Any]) -> float:
@@ -132,3 +203,21 @@ def _attention_factor(block: Mapping[str, Any]) -> float:
     if above and below:
         return yarn_attention_factor(factor, above) / yarn_attention_factor(factor, below)
     return yarn_attention_factor(factor)
+
+
+def _longrope_factor(block: Mapping[str, Any], original: int, config: Mapping[str, Any]) -> float:
+    """Return the number that multiplies sines and cosines, as transformers determines it."""
+    if block.get("attention_factor") is not None:
+        return number(block["attention_factor"], "attention_factor")
+    longest: float = config["max_position_embeddings"]
+    if block.get("factor") is not None:
+        longest = number(block["factor"], "factor") * original
+    return longrope_attention_factor(longest, original)
+
+
+def _numbers(value: Any, name: str) -> tuple[float, ...]:
+    if not isinstance(value, list) or not value:
+        raise ConversionError(
+            f"config.json has {name}: {value!r}, which is not a list of numbers; copy it again"
+        )
+    return tuple(number(each, name) for each in value)

@@ -1,12 +1,16 @@
 """Values of a config.json, whose types are checked, and values of our layers."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from neox_config.spec.values import ABSENT, Each
 from neox_model.convert.errors import ConversionError
 
-__all__ = ["CHECKS", "first", "in_layers", "layer_count", "number", "truth", "whole_number"]
+__all__ = [
+    *("CHECKS", "Optional"),
+    *("first", "in_layers", "layer_count", "number", "truth", "whole_number"),
+]
 
 _LARGEST = 1e30
 # That of num-layers. What is listed for each layer must not fill the memory.
@@ -43,6 +47,30 @@ def truth(value: Any, name: str) -> bool:
 
 CHECKS: Mapping[Any, Callable[[Any, str], Any]] = {int: whole_number, float: number, bool: truth}
 """By the type that a value must have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Optional:
+    """A number that may be null.
+
+    Args:
+        theirs: name of the entry.
+        ours: path of the value in `ModelSpec`.
+        default: the number if the entry is absent.
+    """
+
+    theirs: str
+    ours: str
+    default: float | None = None
+
+    def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the number."""
+        found = config.get(self.theirs, self.default)
+        return {self.ours: None if found is None else number(found, self.theirs)}
+
+    def write(self, model: Mapping[str, Any], config: dict[str, Any]) -> None:
+        """Add the number."""
+        config[self.theirs] = first(model, self.ours)
 
 
 def in_layers(model: Mapping[str, Any], path: str) -> tuple[Any, ...]:

@@ -8,9 +8,10 @@ from neox_config.spec.values import Each
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.families.values import in_layers, number, whole_number
 
-__all__ = ["ChosenWindows", "OneWindow"]
+__all__ = ["FULL", "SLIDING", "ChosenWindows", "OneWindow", "RepeatedWindows", "window_sizes"]
 
-_FULL, _SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""Kinds of layers: without a window, and with one."""
 _PATTERN = "layers.mixer.pattern"
 _BEFORE = f"{_PATTERN}.before"
 
@@ -21,14 +22,13 @@ def _windows(config: Mapping[str, Any], slides: Sequence[bool]) -> dict[str, Any
     if tokens is None:
         return {}
     return {
-        "layers.mixer.kind": Each(tuple("local" if each else "global" for each in slides)),
         _PATTERN: Each(tuple("Window" if each else None for each in slides)),
         f"{_PATTERN}.block": 1,
         _BEFORE: whole_number(tokens, "sliding_window") - 1,
     }
 
 
-def _tokens(model: Mapping[str, Any]) -> list[int | None]:
+def window_sizes(model: Mapping[str, Any]) -> list[int | None]:
     """Return how many tokens a token of each layer sees, itself included; None: all earlier ones."""
     pairs = zip(in_layers(model, _PATTERN), in_layers(model, _BEFORE), strict=True)
     return [before + 1 if pattern == "Window" else None for pattern, before in pairs]
@@ -39,17 +39,23 @@ def _kinds(config: Mapping[str, Any]) -> list[str] | None:
     kinds, count = config.get("layer_types"), config["num_hidden_layers"]
     if kinds is None:
         return None
-    if isinstance(kinds, list) and len(kinds) == count and all(each in (_FULL, _SLIDING) for each in kinds):
+    if isinstance(kinds, list) and len(kinds) == count and all(each in (FULL, SLIDING) for each in kinds):
         return kinds
     raise ConversionError(
-        f"config.json has layer_types: {kinds!r}, which is not a list of {_FULL} or {_SLIDING} for each of "
+        f"config.json has layer_types: {kinds!r}, which is not a list of {FULL} or {SLIDING} for each of "
         f"{count} layers; correct it, or copy the folder again"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class OneWindow:
-    """All layers have the same window."""
+    """All layers have the same window.
+
+    Args:
+        default: the window if the entry is absent; null is none.
+    """
+
+    default: int | None = 4096
 
     def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the window of every layer."""
@@ -58,12 +64,42 @@ class OneWindow:
             raise ConversionError(
                 "config.json has several layer_types, but this class has one for all layers"
             )
-        # The class of transformers uses a default if the entry is absent, and none if it is null.
-        return _windows({"sliding_window": 4096, **config}, [True] * config["num_hidden_layers"])
+        return _windows({"sliding_window": self.default, **config}, [True] * config["num_hidden_layers"])
 
     def write(self, model: Mapping[str, Any], config: dict[str, Any]) -> None:
         """Add the window."""
-        config["sliding_window"] = _tokens(model)[0]
+        config["sliding_window"] = window_sizes(model)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedWindows:
+    """All layers but every n-th have a window, unless `layer_types` lists them.
+
+    Args:
+        every: n, or the name of an entry with it and its default.
+    """
+
+    every: int | tuple[str, int]
+
+    def slides(self, config: Mapping[str, Any]) -> list[bool]:
+        """Return whether each layer has a window."""
+        if (kinds := _kinds(config)) is not None:
+            return [kind == SLIDING for kind in kinds]
+        every = self.every
+        if isinstance(every, tuple):
+            every = whole_number(config.get(every[0]) or every[1], every[0])
+        return [(index + 1) % every != 0 for index in range(config["num_hidden_layers"])]
+
+    def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the window of each layer that has one."""
+        return _windows({"sliding_window": 4096, **config}, self.slides(config))
+
+    def write(self, model: Mapping[str, Any], config: dict[str, Any]) -> None:
+        """Add the window and the type of each layer."""
+        tokens = window_sizes(model)
+        # The classes require a number, even if no layer uses it.
+        config["sliding_window"] = next((each for each in tokens if each is not None), 4096)
+        config["layer_types"] = [FULL if each is None else SLIDING for each in tokens]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +113,15 @@ class ChosenWindows:
         kinds = _kinds(config)
         if kinds is None:
             first = number(config.get("max_window_layers", 28), "max_window_layers")
-            kinds = [_SLIDING if index >= first else _FULL for index in range(config["num_hidden_layers"])]
-        return _windows({"sliding_window": 4096, **config}, [kind == _SLIDING for kind in kinds])
+            kinds = [SLIDING if index >= first else FULL for index in range(config["num_hidden_layers"])]
+        return _windows({"sliding_window": 4096, **config}, [kind == SLIDING for kind in kinds])
 
     def write(self, model: Mapping[str, Any], config: dict[str, Any]) -> None:
         """Add the window and the type of each layer."""
-        tokens = _tokens(model)
+        tokens = window_sizes(model)
         sizes = [each for each in tokens if each is not None]
         config["use_sliding_window"] = bool(sizes)
         config["sliding_window"] = sizes[0] if sizes else None
-        config["layer_types"] = [_FULL if each is None else _SLIDING for each in tokens]
+        config["layer_types"] = [FULL if each is None else SLIDING for each in tokens]
         with_window = [index for index, each in enumerate(tokens) if each is not None]
         config["max_window_layers"] = with_window[0] if with_window else len(tokens)

@@ -81,6 +81,14 @@ class Exported:
         self.adapters, self._family = adapters, family
         adapters.check_base(base.folder, base.shapes)
         self.matrices = [matrix for matrix in matrices if matrix.ours in adapters.matrices]
+        for matrix in self.matrices:
+            whole, parts = family.joined_parts(next(iter(matrix.weight.theirs)))
+            if len(parts) > 1:
+                raise ConversionError(
+                    f"{family.class_name} stores {matrix.ours} with another matrix as {whole}, which peft "
+                    "adapts as one; merge the adapters (neox-checkpoint merge), or adapt others "
+                    "(lora-target-modules)"
+                )
         self.packing = Packing.of(adapters.section, adapters.manifest.config.get(PEFT))
 
     @cached_property

@@ -15,11 +15,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
+from neox_config.facts.norms import NORM_FACTS
 from neox_config.pluralize import pluralize
-from neox_config.spec.model import Alibi, Layer, Rotary, Rpe, Window
+from neox_config.spec.model import Alibi, Layer, Norm, Rotary, Rpe, Window
 from neox_data.amount_progress import tracked
 from neox_model.convert.checkpoints import Checkpoint
-from neox_model.convert.differences import attention_of, patterns
+from neox_model.convert.differences import attention_of, mixers
 from neox_model.convert.errors import ProofError
 from neox_model.convert.neox.files import Key, NeoXFiles
 from neox_model.convert.proof.comparison import Figures
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 _TOKENS = 16
 _SCALES = (1.0, 1e-3)
+_OF_NORMS = ("weight", "scale", "g", "bias")
 
 
 def compare_rows(files: NeoXFiles, weights: StoredWeights, figures: Figures, *, num_layers: int) -> None:
@@ -88,7 +90,8 @@ def compare_blocks(files: NeoXFiles, checkpoint: Checkpoint, figures: Figures, *
         order: of shared keys and values in GPT-NeoX's; nothing in the files shows whether it is right.
     """
     spec = checkpoint.model
-    seen = patterns(spec)
+    kinds = mixers(spec)
+    seen = [getattr(kind, "pattern", None) for kind in kinds]
     # In one block of a sparse pattern, and in a window, attention is plain causal attention.
     visible = [
         each.before + 1 if isinstance(each, Window) and each.block == 1 else each.block
@@ -98,9 +101,9 @@ def compare_blocks(files: NeoXFiles, checkpoint: Checkpoint, figures: Figures, *
     length = min(_TOKENS, spec.max_positions, *visible)
     ours: OneLayer | None = None
     logger.info("comparing %s", pluralize(len(seen), "layer"))
-    with tracked(enumerate(seen), len(seen), "layers compared") as each:
-        for index, pattern in each:
-            if ours is None or ours.window != pattern:
+    with tracked(enumerate(kinds), len(kinds), "layers compared") as each:
+        for index, kind in each:
+            if ours is None or ours.kind != kind:
                 ours = OneLayer(checkpoint, spec, checkpoint.resolved.run, index)
             ours.fill(index, torch.float32)
             ranks = _Ranks(files, spec.layers, index, order)
@@ -129,7 +132,8 @@ class _Ranks:
         attended = self._added("attention.dense", lambda rank: self._heads(rank, first))
         hidden = hidden_BSD + attended
         before = hidden_BSD if self._ours.residual == "parallel" else hidden
-        second = self._norm(self._layer, "post_attention_layernorm", before)
+        stem = "input_layernorm" if self._ours.shares_norm else "post_attention_layernorm"
+        second = self._norm(self._layer, stem, before)
         stem = next(
             each for each in ("linear2", "dense_4h_to_h", "w2") if f"mlp.{each}.weight" in self._names
         )
@@ -156,16 +160,18 @@ class _Ranks:
         return results + _combined(self._files, key, is_added=self._ours.residual == "parallel")
 
     def _norm(self, layer: int, stem: str, inputs: Tensor) -> Tensor:
-        norm, stored = self._ours.norm, self._files.parts
-        keys = [Key(layer, f"{stem}.{name}") for name in ("weight", "scale", "g", "bias")]
-        weight, *bias = (_combined(self._files, key) for key in keys if key in stored)
-        if norm.kind == "layernorm":
-            return functional.layer_norm(
-                inputs, weight.shape, weight, bias[0] if bias else None, norm.epsilon
-            )
-        if norm.kind == "rmsnorm":
-            return weight * inputs / (inputs.square().mean(-1, keepdim=True) + norm.epsilon).sqrt()
-        return weight * inputs / inputs.norm(dim=-1, keepdim=True).clamp(min=norm.epsilon)
+        keys = [Key(layer, f"{stem}.{name}") for name in _OF_NORMS]
+        weights = [_combined(self._files, key) for key in keys if key in self._files.parts]
+        return _normalized(self._ours.norm, inputs, inputs.shape[-1:], weights)
+
+    def _normed_heads(self, rank: int, heads: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return queries or keys of a rank, normalized if the model does."""
+        if self._attention.qk_norm is None:
+            return tuple(heads)
+        inputs = torch.stack(list(heads), dim=-2)
+        found = [self._tensor(f"attention.qk_layernorm.{name}", rank) for name in _OF_NORMS]
+        weights = [each for each in found if each is not None]
+        return _normalized(self._ours.norm, inputs, inputs.shape[-2:], weights).unbind(-2)
 
     def _inner(self, rank: int, inputs: Tensor) -> Tensor:
         """Return the inner activations of a rank."""
@@ -186,7 +192,7 @@ class _Ranks:
         a, ranks = self._attention, self._files.ranks
         width, queries, keys = a.head_width, a.heads // ranks, a.kv_heads // ranks
         mixed = self._linear("attention.query_key_value", rank, inputs)
-        results, length = [], inputs.shape[-2]
+        parts, results, length = [], [], inputs.shape[-2]
         for head in range(queries):
             if a.heads == a.kv_heads:
                 query, key, value = (mixed[..., (3 * head + n) * width :][..., :width] for n in range(3))
@@ -196,6 +202,10 @@ class _Ranks:
                 query, key, value = (mixed[..., place * width :][..., :width] for place in places)
             else:
                 query, key, value = _of_parts(mixed, head, width=width, sharing=queries // keys)
+            parts.append((query, key, value))
+        all_queries, all_keys, all_values = zip(*parts, strict=True)
+        normed = self._normed_heads(rank, all_queries), self._normed_heads(rank, all_keys)
+        for head, (query, key, value) in enumerate(zip(*normed, all_values, strict=True)):
             scores = self._rotated(query) @ self._rotated(key).mT / math.sqrt(width)
             scores = scores + self._bias(rank, head, head + rank * queries, length, width)
             seen = torch.ones(length, length, dtype=torch.bool).tril()
@@ -231,6 +241,16 @@ class _Ranks:
             buckets = distance_buckets(distance, position.buckets, position.max_distance)
             return table[buckets, local] * math.sqrt(width)
         return torch.zeros(length, length, dtype=torch.float64)
+
+
+def _normalized(norm: Norm, inputs: Tensor, shape: Sequence[int], weights: Sequence[Tensor]) -> Tensor:
+    """Normalize over the last dimensions, of this shape; RMS norms and norms with one number over one."""
+    if NORM_FACTS[norm.kind].subtracts_mean:
+        weight, bias, *_ = *weights, None, None
+        return functional.layer_norm(inputs, list(shape), weight, bias, norm.epsilon)
+    if norm.kind == "rmsnorm":
+        return weights[0] * inputs / (inputs.square().mean(-1, keepdim=True) + norm.epsilon).sqrt()
+    return weights[0] * inputs / inputs.norm(dim=-1, keepdim=True).clamp(min=norm.epsilon)
 
 
 def _of_parts(mixed: Tensor, head: int, *, width: int, sharing: int) -> tuple[Tensor, Tensor, Tensor]:

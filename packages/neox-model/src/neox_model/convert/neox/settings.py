@@ -15,6 +15,7 @@ from neox_config.derive.widths import MLP_SIZES, mlp_width
 from neox_config.errors import ConfigError
 from neox_config.facts.activations import ACTIVATION_FACTS
 from neox_config.facts.attention import BIASED_SCORES
+from neox_config.facts.norms import NORM_FACTS
 from neox_config.problems import in_words
 from neox_config.schema.config import sections
 from neox_config.schema.sections.attention import AttentionSection
@@ -185,8 +186,19 @@ def _refuse_options(files: NeoXFiles, section: AttentionSection, model: ModelSpe
         for path, neutral in _WITHOUT.items()
         if values.get(path, neutral) != neutral
     ]
+    if section.attention_kinds:
+        refused.append("attention-kinds, which GPT-NeoX does not have")
     if first.residual == "parallel" and first.channel is not None and not first.channel.bias:
         refused.append("gpt-j-residual and use-bias-in-mlp: false, where GPT-NeoX leaves out attention")
+    if first.norm_placement != "before" or first.norm.zero_centered:
+        refused.append("norm-placement or norm-zero-centered, which GPT-NeoX does not have")
+    form = getattr(first.mixer, "qk_norm", None)
+    if form in ("head", "width"):
+        refused.append("qk-norm, which GPT-NeoX does not have")
+    if form == "shared" and files.ranks > 1 and NORM_FACTS[first.norm.kind].subtracts_mean:
+        refused.append(
+            f"use-qk-layernorm, which each of {files.ranks} tensor-parallel ranks computes over its own heads"
+        )
     if refused:
         raise ConversionError(
             f"{files.folder}: a model with {'; '.join(refused)} cannot be read: what it computes depends on "

@@ -189,6 +189,9 @@ def joined_tensors(
         found.append(Joined(name, shape, key, join, attention_of(spec.layers[index or 0])))
     used = {joined.key for joined in found}
     for key in sorted(files.parts.keys() - used):
+        if spec.layers[0].shares_norm and key.name.startswith(f"{_NORMS['norm2']}."):
+            # GPT-NeoX builds and stores it, and does not use it.
+            continue
         expected = _buffer(key, any_attention, spec.embedding, spec.width)
         if expected is None:
             raise ConversionError(
@@ -218,6 +221,8 @@ def _inside(ours: Layer, index: int, part: str, kind: str) -> _Choices:
     layer = FIRST_BLOCK + index
     if part in _NORMS:
         return _norm(layer, _NORMS[part], kind)
+    if part == "attention.qk_norm.both":
+        return _of_queries_and_keys(ours, layer, kind)
     after = (SUM if ours.residual == "parallel" else COPIES,) if kind == "bias" else (COLUMNS,)
     if part in _IN_BLOCK:
         stem, joins = _IN_BLOCK[part]
@@ -230,6 +235,19 @@ def _inside(ours: Layer, index: int, part: str, kind: str) -> _Choices:
     join = half if ours.channel is not None and ours.channel.is_gated else ROWS
     together: _Choices = [(Key(layer, f"{stem}.{kind}"), (join,)) for stem in _MLP_IN]
     return [*together, (Key(layer, f"{_APART[part]}.{kind}"), (ROWS,))]
+
+
+def _of_queries_and_keys(ours: Layer, layer: int, kind: str) -> _Choices:
+    """Return where the norm of queries and keys is, whose ranks have a row per head."""
+    attention = attention_of(ours)
+
+    by_head = Join(
+        lambda shape, ranks: (attention.heads // ranks, attention.head_width),
+        lambda files, key, _: torch.cat(_parts(files, key)).flatten(),
+    )
+    choices = _norm(layer, "attention.qk_layernorm", kind)
+    # A scalar is the same on every rank.
+    return choices if ours.norm.kind == "scalenorm" else [(key, (by_head,)) for key, _ in choices]
 
 
 def _norm(layer: int, stem: str, kind: str) -> _Choices:

@@ -13,18 +13,17 @@ import torch
 from torch import Tensor
 
 from neox_config.pluralize import pluralize
-from neox_config.spec.model import ModelSpec, Pattern, Window
+from neox_config.spec.model import Mixer, ModelSpec, Window
 from neox_config.spec.run import RunSpec
 from neox_data.amount_progress import tracked
 from neox_model.convert.checkpoints import VOCABULARY, build_sequential
-from neox_model.convert.differences import patterns
-from neox_model.convert.errors import ProofError
+from neox_model.convert.differences import mixers
 from neox_model.convert.proof.comparison import Figures
 from neox_model.convert.proof.sides import Sides, dtype_of
 from neox_model.convert.reference import computed, one_layer_model
 from neox_model.convert.stored import StoredWeights
 from neox_model.convert.weights import WeightFiles
-from neox_model.layers.positions import RotaryPosition
+from neox_model.layers.positions import RotaryPosition, lengths_of_requests
 from neox_model.parallel.logical import named_logical_parameters
 
 __all__ = ["OneLayer", "compare_layers", "lengths_of", "one_layer"]
@@ -44,8 +43,8 @@ def lengths_of(model: ModelSpec) -> tuple[int, int]:
         The longest: that of the model, or what can be compared in minutes; and one at which all windows hide
         tokens, 0 without windows.
     """
-    windows = [each.before for each in patterns(model) if isinstance(each, Window)]
-    beyond = max((before + 9 for before in windows), default=0)
+    patterns = [getattr(mixer, "pattern", None) for mixer in mixers(model)]
+    beyond = max((each.before + 9 for each in patterns if isinstance(each, Window)), default=0)
     return min(model.max_positions, max(_LONGEST, beyond)), beyond
 
 
@@ -53,20 +52,20 @@ def compare_layers(
     sides: Sides, model: ModelSpec, run: RunSpec, files: WeightFiles, figures: Figures
 ) -> None:
     """Compare every layer on short sequences, and the first of each kind on long ones; then rotary tables."""
-    windows, short = patterns(model), min(_SHORT, model.max_positions)
+    kinds, short = mixers(model), min(_SHORT, model.max_positions)
     dtype = dtype_of(sides, files)
-    seen: set[Pattern | None] = set()
+    seen: set[Mixer] = set()
     ours, theirs = None, None
-    logger.info("comparing %s", pluralize(len(windows), "layer"))
-    with tracked(enumerate(windows), len(windows), "layers compared") as each:
-        for layer, window in each:
-            if ours is None or ours.window != window:
+    logger.info("comparing %s", pluralize(len(kinds), "layer"))
+    with tracked(enumerate(kinds), len(kinds), "layers compared") as each:
+        for layer, kind in each:
+            if ours is None or ours.kind != kind:
                 ours, theirs = None, None  # Release one pair before the next is built.
                 ours = OneLayer(sides.weights, model, run, layer)
                 theirs = one_layer_model(sides.config, sides.family, layer)
             ours.fill(layer, dtype)
             _fill(theirs, sides, files, layer)
-            for length in sorted({short} if window in seen else {short, lengths_of(model)[0]}):
+            for length in sorted({short} if kind in seen else {short, lengths_of(model)[0]}):
                 generator = torch.Generator().manual_seed(layer)
                 hidden_BSD = torch.randn(1, length, model.width, generator=generator)
                 for scale in _SCALES:
@@ -76,9 +75,9 @@ def compare_layers(
                         found = computed(theirs, **inputs).last_hidden_state
                     mine = ours.run(hidden_BSD * scale, adds_positions=True)
                     figures.compare("layer", mine, found, where=where)
-            if window not in seen:
+            if kind not in seen:
                 _compare_rotary(ours, theirs, figures)
-            seen.add(window)
+            seen.add(kind)
 
 
 class OneLayer:
@@ -92,7 +91,7 @@ class OneLayer:
     """
 
     def __init__(self, weights: StoredWeights, model: ModelSpec, run: RunSpec, layer: int) -> None:
-        self.window, self.length = patterns(model)[layer], model.max_positions
+        self.kind, self.length = mixers(model)[layer], model.max_positions
         self.model = build_sequential(one_layer(model, layer), run, 1)
         self._weights = weights
 
@@ -109,7 +108,8 @@ class OneLayer:
         embedding, *stack, _ = self.model.stack
         position: Any = embedding.position_embeddings
         hidden_SBD = hidden_BSD.transpose(0, 1)
-        with torch.no_grad():
+        lengths_B = torch.full((hidden_SBD.shape[1],), len(hidden_SBD))
+        with torch.no_grad(), lengths_of_requests(self.model, lengths_B):
             if adds_positions and position is not None:
                 hidden_SBD = hidden_SBD + position(torch.arange(len(hidden_SBD)).unsqueeze(1))
             for each in stack:
@@ -136,13 +136,12 @@ def _compare_rotary(ours: OneLayer, theirs: Any, figures: Figures) -> None:
     """Compare sines and cosines at all positions."""
     position = next((each for each in ours.model.modules() if isinstance(each, RotaryPosition)), None)
     rotary = getattr(theirs, "rotary_emb", None)
-    if (position is None) != (rotary is None):
-        raise ProofError("one of the two models has rotary position embeddings, and the other has not")
-    if position is None or rotary is None:
+    if position is None or rotary is None:  # If one of the two rotates, the layers differ.
         return
     length = min(_TABLE, ours.length)
     tables = position.tables(length, torch.device("cpu"), torch.float32)
-    found = rotary(torch.zeros(1, length, 1), torch.arange(length).unsqueeze(0))
+    kinds = {"layer_type": theirs.config.layer_types[0]} if hasattr(rotary, "layer_types") else {}
+    found = rotary(torch.zeros(1, length, 1), torch.arange(length).unsqueeze(0), **kinds)
     for what, mine, other in zip(("cosines", "sines"), tables, found, strict=True):
         half = other[0, :, : other.shape[-1] // 2]
         figures.compare("rotary tables", mine[:length], half, where=f" ({what})")

@@ -38,7 +38,7 @@ def compare_tensors(sides: Sides, model: ModelSpec, files: WeightFiles) -> list[
     logger.info("comparing %s", pluralize(len(tensors), "tensor"))
     with tracked(tensors, len(tensors), "tensors compared") as each:
         for tensor in each:
-            stored = [sides.family.stored_name(name, files.tensors) for name in tensor.theirs]
+            stored = [files.find(sides.family, name) for name in tensor.theirs]
             names = [name for name in stored if name is not None]
             assert len(names) == len(stored), f"{stored} are there since check_keys"
             if tensor.form.is_same:
@@ -49,7 +49,7 @@ def compare_tensors(sides: Sides, model: ModelSpec, files: WeightFiles) -> list[
                 parts = tuple(files.whole(name) for name in names)
                 pairs = zip([sides.weights.whole(tensor.ours)], [tensor.joined(parts)], strict=True)
             # Of parts with several, the one that holds all: nothing is rounded before it is compared.
-            theirs = reduce(torch.promote_types, (files.tensors[name].dtype for name in names))
+            theirs = reduce(torch.promote_types, (files.dtype(name) for name in names))
             found = compare_values(pairs, (sides.weights.dtype(tensor.ours), theirs))
             roundings.add(found)
             if found.apart and found.rounded != 1:

@@ -17,6 +17,7 @@ from neox_model.convert.proof.texts import real_text
 from neox_model.convert.reference import computed, load_model
 from neox_model.convert.weights import WeightFiles
 from neox_model.layers.attention.kv_cache import logits_in_parts
+from neox_model.layers.positions import lengths_of_requests
 
 __all__ = ["compare_logits", "compare_whole"]
 
@@ -72,11 +73,17 @@ def _compare(
     figures: Figures,
     *,
     mine: Tensor | None = None,
+    length: int | None = None,
 ) -> None:
-    """Compare logits of transformers with ours for the same tokens, computed at once if not given."""
+    """Compare logits of transformers with ours for the same tokens, computed at once if not given.
+
+    Transformers chooses factors of frequencies by the longest sequence of a call: `length`, or all tokens.
+    """
+    lengths_B = torch.full((len(tokens_BS),), length or tokens_BS.shape[1])
 
     def here() -> Tensor:
-        logits: Tensor = ours(tokens_BS)
+        with lengths_of_requests(ours, lengths_B):
+            logits: Tensor = ours(tokens_BS)
         return logits[:, -_COMPARED_POSITIONS:, : there.shape[-1]]
 
     def exact() -> Tensor:
@@ -104,7 +111,7 @@ def _compare_padded(ours: nn.Module, theirs: Any, tokens_BS: Tensor, rows: int, 
     padded = computed(theirs, tokens_BS, **inputs).logits[..., :rows]
     for row, each in enumerate(lengths):
         one = slice(row, row + 1), slice(length - each, None)
-        _compare("left-padded batch", ours, tokens_BS[one], padded[one], figures)
+        _compare("left-padded batch", ours, tokens_BS[one], padded[one], figures, length=length)
 
 
 def _compare_cached(ours: nn.Module, theirs: Any, tokens_BS: Tensor, rows: int, figures: Figures) -> None:

@@ -44,7 +44,8 @@ logger = logging.getLogger(__name__)
 
 _LAYERS = "layers"
 # Settings of a model on which the weights of its norms depend.
-_OF_NORMS = {"norm", "use_bias_in_norms", *(facts.epsilon for facts in NORM_FACTS.values())}
+_EPSILONS = {facts.epsilon for facts in NORM_FACTS.values()}
+_OF_NORMS = {"norm", "use_bias_in_norms", "norm_zero_centered", *_EPSILONS}
 # Settings of a model on which those of its layers do not depend; attention is compared layer by layer, and
 # random blocks are drawn for the student's layers.
 _NOT_OF_LAYERS = {

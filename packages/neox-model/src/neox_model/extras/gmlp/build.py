@@ -9,8 +9,9 @@ from torch import nn
 from neox_config.spec.model import Layer
 from neox_config.spec.model import SpatialMLP as Mixer
 from neox_config.spec.run import RunSpec
+from neox_model.assembly.norms import build_norm
 from neox_model.assembly.operators import Operators
-from neox_model.assembly.transformer import build_activation, build_norm
+from neox_model.assembly.transformer import build_activation
 from neox_model.extras.gmlp.layer import GMLPLayer, SpatialGate, SpatialMLP, TinyAttention
 
 __all__ = ["build_gmlp_layer"]

@@ -212,6 +212,6 @@ class GMLPLayer(ResidualLayer):
 
     def block(self, hidden_SBD: Tensor, document_ids_BS: Tensor | None) -> Tensor:
         """Add the MLP's output to the residual stream."""
-        hidden_SBD, normed_SBD = self.norm1(hidden_SBD, returns_input=True)
+        hidden_SBD, normed_SBD = self._enter(self.norm1, hidden_SBD)
         residual_SBD = normed_SBD if self.residual_after_norm else hidden_SBD
         return self._add(residual_SBD, self.mlp(normed_SBD, document_ids_BS))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from neox_model.layers.cache import Cached, Chunk, LayerCache, NextTokens, spans_of
+from neox_model.layers.positions import lengths_of_requests
 
 __all__ = ["KeyValueCaches", "logits_in_parts"]
 
@@ -60,13 +61,13 @@ def logits_in_parts(model: nn.Module, tokens_BS: Tensor, bounds: Sequence[int]) 
     """
     batch, length = tokens_BS.shape
     caches = KeyValueCaches(model, slots=batch, capacity=length)
-    logits = []
+    logits, lengths_B = [], torch.full((batch,), length, device=tokens_BS.device)
     for start, stop in pairwise(bounds):
         positions_BS = torch.arange(start, stop, device=tokens_BS.device).expand(batch, -1)
         window: Chunk | NextTokens = Chunk(0, start)
         if stop == start + 1:
             spans = spans_of([start] * batch, positions_BS[:, 0], max_waste=0)
             window = NextTokens(positions_BS[:, 0], spans)
-        with torch.no_grad(), caches.processing(window):
+        with torch.no_grad(), caches.processing(window), lengths_of_requests(model, lengths_B):
             logits.append(model((tokens_BS[:, start:stop], positions_BS)))
     return torch.cat(logits, dim=1)

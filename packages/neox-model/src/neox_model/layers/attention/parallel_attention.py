@@ -51,6 +51,8 @@ class ParallelAttention(Cached):
         key_value_heads: number of key-value heads, each shared by heads / key_value_heads queries; None: one
             per head.
         position: factory of the query-key position (rotary); None: no query-key position.
+        qk_norm: factory of the norms of queries and keys, before their positions; None: no norms. With them,
+            the position does not split the projection itself.
         qkv_bias: use a bias in the query-key-value projection.
         output_bias: use a bias in the output projection.
         skip_bias: return the bias of the output instead of adding it.
@@ -76,6 +78,7 @@ class ParallelAttention(Cached):
         head_width: int | None = None,
         key_value_heads: int | None = None,
         position: Callable[[], nn.Module] | None = None,
+        qk_norm: Callable[[], nn.Module] | None = None,
         qkv_bias: bool = True,
         output_bias: bool = True,
         skip_bias: bool = False,
@@ -99,6 +102,7 @@ class ParallelAttention(Cached):
             adapter=adapters.get("qkv"),
             blocks=RowBlocks((heads // sharing, 1, 1), self.head_width),
         )
+        self.qk_norm = qk_norm() if qk_norm is not None else None
         self.gate: ColumnParallelLinear | None = None
         if gate_width:
             self.gate = ColumnParallelLinear(hidden_size, gate_width, init=init, bias=False, group=group)
@@ -165,6 +169,8 @@ class ParallelAttention(Cached):
         groups = projected.view(*projected.shape[:2], self.local_groups, -1, self.head_width)
         query_SBNK = groups[:, :, :, :-2].flatten(2, 3)
         key, value = groups[:, :, :, -2], groups[:, :, :, -1]
+        if self.qk_norm is not None:
+            query_SBNK, key = self.qk_norm(query_SBNK, key)
         if self.position is not None:
             start = 0 if cache is None else cache.start
             places = position_ids_SB if cache is None else cache.position_ids

@@ -7,7 +7,7 @@ bias of attention scores by distance: `position(distance_R)`.
 
 from neox_model.layers.positions.learned import LearnedPosition
 from neox_model.layers.positions.relative import AlibiPosition, BucketPosition
-from neox_model.layers.positions.rotary import RotaryPosition
+from neox_model.layers.positions.rotary import RotaryPosition, RotaryTables, lengths_of_requests
 from neox_model.layers.positions.sinusoidal import SinusoidalPosition
 
 __all__ = [
@@ -15,5 +15,7 @@ __all__ = [
     "BucketPosition",
     "LearnedPosition",
     "RotaryPosition",
+    "RotaryTables",
     "SinusoidalPosition",
+    "lengths_of_requests",
 ]

@@ -16,15 +16,23 @@ class LearnedPosition(nn.Module):
         num_positions: number of positions, the longest window.
         hidden_size: width of a vector.
         init: fills the weight.
+        offset: rows before that of the first position (OPT).
         group: tensor-parallel ranks; with sequence parallelism each embeds its part of the sequence.
     """
 
     def __init__(
-        self, num_positions: int, hidden_size: int, *, init: InitMethod, group: Group = SINGLE_RANK
+        self,
+        num_positions: int,
+        hidden_size: int,
+        *,
+        init: InitMethod,
+        offset: int = 0,
+        group: Group = SINGLE_RANK,
     ) -> None:
         super().__init__()
-        self.weight = logical_parameter((num_positions, hidden_size), init=init, group=group)
+        self.offset = offset
+        self.weight = logical_parameter((offset + num_positions, hidden_size), init=init, group=group)
 
     def forward(self, positions_SB: Tensor) -> Tensor:
         """Return the vectors of `positions_SB`; [S, 1] broadcasts over the batch."""
-        return embedding(positions_SB, self.weight)
+        return embedding(positions_SB + self.offset, self.weight)

@@ -19,7 +19,8 @@ def scaled_frequencies(frequency_R: Tensor, base: float, settings: Mapping[str, 
     Args:
         frequency_R: float32 frequencies without scaling.
         base: base of their geometric series.
-        settings: `type` and the settings of that formula; empty: no scaling.
+        settings: `type` and the settings of that formula, of longrope with the `length` of the sequence;
+            empty: no scaling.
     """
     return SCALINGS[settings["type"]](frequency_R, base, settings) if settings else frequency_R
 
@@ -61,4 +62,20 @@ def _yarn(frequency_R: Tensor, base: float, settings: Mapping[str, Any]) -> Tens
     return frequency_R / settings["factor"] * (1 - kept_R) + frequency_R * kept_R
 
 
-SCALINGS: Mapping[str, Scaling] = {"linear": _linear, "llama3": _llama3, "yarn": _yarn}
+def _longrope(frequency_R: Tensor, base: float, settings: Mapping[str, Any]) -> Tensor:
+    """Divide each frequency by its factor for the length of the sequence. Source: arXiv:2402.13753, Phi-3."""
+    is_long = settings["length"] > settings["original_max_position_embeddings"]
+    factors = settings["long_factor" if is_long else "short_factor"]
+    width = 2 * len(frequency_R)
+    factor_R = torch.tensor(factors, dtype=torch.float32, device=frequency_R.device)
+    # Not the frequency divided by its factor, which differs in the last bit.
+    even_R = torch.arange(0, width, 2, dtype=torch.float32, device=frequency_R.device)
+    return 1.0 / (factor_R * base ** (even_R / width))
+
+
+SCALINGS: Mapping[str, Scaling] = {
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+}
