@@ -9,7 +9,7 @@ __all__ = ["READERS", "declared_in", "read_by", "reason_without_effect"]
 # Section or block -> the module that reads it; the longest matching name is used.
 READERS = {
     "activation_checkpointing": "neox_config.spec.read_run",
-    "attention": "neox_config.spec.read_model",
+    "attention": "neox_config.spec.mixers",
     "adapters": "neox_config.spec.read_model",
     "autotuning": "neox_launcher.autotuning.tune",
     "checkpoint": "neox_model.train.saving",
