@@ -25,6 +25,7 @@ READERS = {
     "lr_schedule": "neox_config.derive.learning_rate",
     "model": "neox_config.spec.read_model",
     "monitors": "neox_model.train.writers",
+    "mup": "neox_config.spec.mup",
     "objective": "neox_model.train.data.objective",
     "optimizer": "neox_config.spec.read_run",
     "scheduler": "neox_config.derive.learning_rate",

@@ -8,21 +8,33 @@ joins what it computes of the parts.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import sqrt
 from typing import Any, Literal
 
 __all__ = [
     "ARGUMENT_LIMITS",
     "FORMS_OF_ADAM",
+    "MUON_SCALES",
     "OPTIMIZER_FACTS",
     "ArgumentLimit",
     "JoinedParts",
     "OptimizerFacts",
+    "WidthRule",
 ]
 
 FORMS_OF_ADAM = frozenset({"adam", "adamw", "cpu_adam", "cpu_torch_adam"})
 """Types that compute Adam, in lower case: each continues from the states of any other."""
 
+MUON_SCALES: Mapping[str, Callable[[float, float], float]] = {
+    "original": lambda rows, columns: sqrt(max(1, rows / columns)),
+    "match_rms_adamw": lambda rows, columns: 0.2 * sqrt(max(rows, columns)),
+}
+"""Muon's `scale` -> factor of the orthogonal matrix with this number of rows and columns."""
+
 JoinedParts = Literal["matrices", "norms", "maxima"]
+
+WidthRule = Literal["signs", "gradients", "spectral"]
+"""What the steps of an optimizer follow: Adam's and Lion's hardly more than the signs of gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +94,7 @@ ARGUMENT_LIMITS: Mapping[str, ArgumentLimit] = {
     ),
     "qkv": _one_of("separate", "per_head", "together"),
     "row_beta": _FRACTION,
-    "scale": _one_of("original", "match_rms_adamw"),
+    "scale": _one_of(*MUON_SCALES),
 }
 """Argument -> limit, whichever of our optimizers takes it; torch's classes check their own."""
 
@@ -124,6 +136,7 @@ class OptimizerFacts:
         skips_on_device: True if non-finite updates are skipped without the host; otherwise the host reads one
             number per update.
         decays_weights: True if it applies weight decay.
+        width_rule: how muP changes its learning rates; None: not known.
         remark: additional information for users, as a sentence.
     """
 
@@ -148,6 +161,7 @@ class OptimizerFacts:
     is_tried_with_zero: bool = False
     skips_on_device: bool = False
     decays_weights: bool = True
+    width_rule: WidthRule | None = None
     remark: str = ""
 
     @property
@@ -242,6 +256,7 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
     for facts in (
         OptimizerFacts(
             name="Adam",
+            width_rule="signs",
             states=_MOMENTS,
             declared=(*_ADAM, "adam_w_mode", "state_dtype"),
             redefining=_SWITCHES,
@@ -250,6 +265,7 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
         ),
         OptimizerFacts(
             name="AdamW",
+            width_rule="signs",
             states=_MOMENTS,
             declared=(*_ADAM, "state_dtype"),
             redefining=_SWITCHES,
@@ -258,6 +274,7 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
         ),
         OptimizerFacts(
             name="CPU_Adam",
+            width_rule="signs",
             states=_MOMENTS,
             declared=(*_ADAM, "adam_w_mode", "state_dtype"),
             redefining=_SWITCHES,
@@ -266,6 +283,7 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
         ),
         OptimizerFacts(
             name="CPU_torch_adam",
+            width_rule="signs",
             states=_MOMENTS,
             declared=("lr", "betas", "eps"),
             redefining=_SWITCHES,
@@ -355,6 +373,7 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
         ),
         OptimizerFacts(
             name="Lion",
+            width_rule="signs",
             states=("exp_avg",),
             numbers=(),
             declared=("lr",),
@@ -363,6 +382,7 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
         ),
         OptimizerFacts(
             name="Muon",
+            width_rule="spectral",
             states=_MOMENTS,
             matrix_states=("momentum_buffer",),
             declared=("lr", "betas", "eps"),
@@ -461,6 +481,7 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
             {"momentum": 0.0, "dampening": 0.0, "nesterov": False, "fused": None},
             refused=_NOT_CAPTURABLE,
             numbers=(),
+            width_rule="gradients",
             optional={"momentum_buffer": "momentum"},
         ),
     )

@@ -34,7 +34,7 @@ from neox_config.schema.config import NeoXConfig, all_parameters, sections
 from neox_config.schema.parameter import Resume, Section, entry_section, inner_section, resume_of
 from neox_config.schema.sections.attention import RotaryScaling
 from neox_config.schema.sections.optimizer import OptimizerParams, Scheduler, SchedulerParams
-from neox_config.spec.model import Attention, Blocks, Learned, SpatialMLP
+from neox_config.spec.model import Attention, Blocks, Learned, SpatialMLP, Vocabulary
 from neox_config.spec.recorded import FORMER_WIDTH, contents_of, latest_checkpoint, recorded_sections
 from neox_config.spec.resolve import Resolved, resolve
 
@@ -433,6 +433,8 @@ def _of_model(resolved: Resolved) -> dict[str, Any]:
             for name, value in _of_kind(of_kind(config, kind)).items()
         },
         "mlp_width": mlp_width(config),
+        "embedding_scale": model.embedding.scale,
+        "logit_scale": model.head.scale if isinstance(model.head, Vocabulary) else _UNUSED,
         # Null if every sample fits into it.
         _WINDOW: sliding_window(config) if "global" in kinds else _UNUSED,
         "num_unique_layers": None if None in owners else owners,

@@ -12,12 +12,34 @@ from neox_config.facts.stores import has_credentials
 from neox_config.rules import RULES
 from support.refusals import refused, shows
 
+MUP = "use_mup: true\nmup_base: {hidden_size: 64, num_attention_heads: 4, head_dim: 16, mlp_width: 256}\n"
 # rule -> (text that breaks it, where, numbers in the message, text that does not)
 EXAMPLES = {
     "stop_strings_have_characters": ('--set stop-strings=["."," ",""]', "stop_strings", [],
         '--set stop-strings=["."," "]'),
     "stop_tokens_are_ids": ("--set stop-tokens=[2,-1]", "stop_tokens", ["-1", "0"],
         "--set stop-tokens=[2,1]"),
+    "mup_knows_its_base": ("use_mup: true\nmup_base: {hidden_size: 64}", "use_mup", [], MUP),
+    "mup_knows_its_base: saving": ("use_mup: true\nsave_base_shapes: true", "save_base_shapes", [],
+        "use_mup: true\nsave_base_shapes: true\nbase_shapes_file: base.yml"),
+    "mup_knows_the_optimizer": (
+        f"{MUP}--set optimizer.type=Lamb", "optimizer.type", [], f"{MUP}--set optimizer.type=Lion"),
+    "mup_knows_the_optimizer: decay": (
+        f"{MUP}optimizer: {{params: {{adam_w_mode: false}}}}", "optimizer.params.weight_decay", [],
+        f"{MUP}optimizer: {{params: {{adam_w_mode: false, weight_decay: 0}}}}"),
+    "mup_knows_the_layers": (f"{MUP}attention-config: [[[gmlp], 4]]", "attention_config",
+        [], f"{MUP}attention-config: [[[local], 4]]"),
+    "mup_knows_the_layers: rpe": (f"{MUP}pos-emb: rpe", "pos_emb", [], f"{MUP}pos-emb: alibi"),
+    "mup_knows_the_layers: sinusoidal": (f"{MUP}pos-emb: sinusoidal\nmup-embedding-mult: 2",
+        "mup_rp_embedding_mult", [], f"{MUP}pos-emb: sinusoidal\nmup-output-temp: 2"),
+    "mup_knows_the_layers: orthogonal": (f"{MUP}init-method: orthogonal", "init_method", [],
+        f"{MUP}init-method: xavier_uniform"),
+    "mup_scales_branches_before_they_are_added": (
+        f"{MUP}num-unique-layers: 2\n--set mup_base.num_layers=2", "mup_base.num_layers", ["4"],
+        f"{MUP}num-unique-layers: 2\n--set mup_base.num_layers=4"),
+    "mup_scales_branches_before_they_are_added: norms": (
+        f"{MUP}norm-placement: both\n--set mup_base.num_layers=2", "mup_base.num_layers", ["4"],
+        f"{MUP}norm-placement: both"),
     "sizes_divide_others": ("--set num-attention-heads=5", "num_attention_heads", ["64", "1, 2, 4, 8"],
         "--set num-attention-heads=8"),
     "samples_fit_the_positions": ("--set seq-length=64", "seq_length", ["32"], "--set seq-length=16"),

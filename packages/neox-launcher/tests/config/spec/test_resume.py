@@ -77,6 +77,8 @@ TRAINING = set(
     on_spike spike_threshold spike_window spike_rollback_batches
     data_path train_data_paths valid_data_paths test_data_paths
     train_label_data_paths valid_label_data_paths test_label_data_paths pack_impl allow_chopped
+    use_mup mup_base.hidden_size mup_base.num_attention_heads mup_base.head_dim mup_base.mlp_width
+    mup_base.num_layers mup_attn_temp mup_output_temp mup_embedding_mult mup_rp_embedding_mult
     lora_dropout mask_prob mask_whole_words mask_token short_seq_prob
     bert_load query_in_block_prob use_one_sent_docs titles_data_path
     fim_rate fim_spm_rate fim_prefix_token fim_middle_token fim_suffix_token

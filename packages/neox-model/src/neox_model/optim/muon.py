@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from neox_config.facts.optimizers import MUON_SCALES
 from neox_model.optim.base import WeightOptimizer
 from neox_model.optim.moments import moment_ratio, update_moments
 from neox_model.optim.row_exchange import RowExchange
@@ -38,12 +39,6 @@ COEFFICIENTS: Mapping[str, Sequence[_Coefficients]] = {
 """Name -> of x, x^3 and x^5 in each step of the iteration; further steps are like the last one."""
 
 _SMALLEST_NORM = 1e-7
-
-# Of a matrix with R rows and C columns.
-_SCALES: Mapping[str, Callable[[int, int], float]] = {
-    "original": lambda rows, columns: sqrt(max(1, rows / columns)),
-    "match_rms_adamw": lambda rows, columns: 0.2 * sqrt(max(rows, columns)),
-}
 
 # (repetitions, count, height, columns) -> the matrices that are made orthogonal; None: the whole weight is.
 _MATRICES: Mapping[str, Callable[[Tensor], Tensor] | None] = {
@@ -127,7 +122,7 @@ class Muon(WeightOptimizer):
         self._steps = ns_steps
         self._coefficients = COEFFICIENTS[coefficients]
         self._divide = _MATRICES[qkv]
-        self._scale = _SCALES[scale]
+        self._scale = MUON_SCALES[scale]
         self._row_beta = row_beta
         self._is_cautious = cautious_decay
         self._dtype = iteration_dtype

@@ -52,7 +52,14 @@ class _SplitLinear(nn.Module):
         self.weight = logical_parameter(shape, init=init, group=group, split_dim=split_dim, blocks=blocks)
         if bias:
             of_bias = 0 if split_dim == 0 else None
-            self.bias = logical_parameter(shape[:1], init=zero_init, group=group, split_dim=of_bias)
+            kind = getattr(init, "kind", None)
+            self.bias = logical_parameter(
+                shape[:1],
+                init=zero_init,
+                group=group,
+                split_dim=of_bias,
+                kind=None if kind is None else f"{kind}_bias",
+            )
         else:
             self.register_parameter("bias", None)
         self.adapter: Adapter | None = None

@@ -89,6 +89,7 @@ class Logical:
         init: fills the whole float32 tensor in place from a generator.
         split_dim: the dimension that is split over tensor-parallel ranks; None if each has a copy.
         blocks: the order of the rows of several matrices in one; None for one matrix.
+        kind: a key of `RunSpec.multipliers`; None: a vector, or there are none.
     """
 
     shape: tuple[int, ...]
@@ -96,6 +97,7 @@ class Logical:
     init: InitMethod
     split_dim: int | None
     blocks: RowBlocks | None = None
+    kind: str | None = None
 
     @property
     def model_parallel(self) -> bool:
@@ -145,6 +147,7 @@ def logical_parameter(
     split_dim: int | None = None,
     pad: bool = False,
     blocks: RowBlocks | None = None,
+    kind: str | None = None,
 ) -> nn.Parameter:
     """Return this rank's part of a logical tensor, uninitialized.
 
@@ -157,6 +160,7 @@ def logical_parameter(
             (see parallel.partial_gradients).
         pad: add padding rows on the last ranks instead of refusing sizes that do not divide.
         blocks: the order of the rows of several matrices in one; None for one matrix.
+        kind: see `Logical`; None: that of `init`.
 
     Raises:
         LayoutError: the split dimension is not divisible by the size of the group, and `pad` is False.
@@ -175,7 +179,9 @@ def logical_parameter(
         local_shape[split_dim] = local
         slices[split_dim] = (start, min(start + local, length))
     parameter = nn.Parameter(torch.empty(local_shape, device=_DEVICE.get()))
-    logical = Logical(tuple(shape), tuple(slices), init, split_dim if group.size > 1 else None, blocks)
+    split = split_dim if group.size > 1 else None
+    kind = kind or getattr(init, "kind", None)
+    logical = Logical(tuple(shape), tuple(slices), init, split, blocks, kind)
     parameter.logical = logical  # type: ignore[attr-defined]
     if logical.model_parallel:
         # For DeepSpeed's norms: sum this parameter over ranks instead of counting it once.
