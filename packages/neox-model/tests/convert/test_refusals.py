@@ -117,7 +117,7 @@ def export_refused(folder, *parts, **options):
         ({"model_type": "bert"}, "model_type 'bert' with architectures ['LlamaForCausalLM']; only "),
         ({"architectures": ["LlamaForSequenceClassification"]}, "['LlamaForSequenceClassification']; only"),
         (
-            {"auto_map": {"AutoModel": "code.Model"}},
+            {"model_type": "mine", "auto_map": {"AutoModel": "code.Model"}},
             "names code in the model's folder (auto_map), which is never run",
         ),
         (
