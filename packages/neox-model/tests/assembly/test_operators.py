@@ -35,6 +35,7 @@ NAMES = (
     "bias_gelu",
     "bias_swiglu",
     "bias_geglu",
+    "bias_geglu_tanh",
     "bias_dropout_add",
     "layer_norm",
     "add_layer_norm",

@@ -647,8 +647,9 @@ def test_further_learning_rates_of_muon_are_accepted(load, given):
     ],
 )
 def test_forms_of_muon_that_do_not_exist_are_refused(load, argument, value):
-    with refused(ConfigError, f"optimizer.params.{argument}", value):
+    with refused(ConfigError, value) as found:
         load("", f"optimizer={{type: Muon, params: {{lr: 1, {argument}: {value}}}}}")
+    assert [problem.name for problem in found.value.problems] == [f"optimizer.params.{argument}"]
 
 
 def test_problems_of_arguments_are_in_the_order_of_the_optimizer(load):
