@@ -33,7 +33,9 @@ def attention_kinds_override_what_layers_use(c: NeoXConfig) -> Iterator[Problem]
         elif name not in used:
             yield Problem(block, "is the kind of no layer of attention-config", "remove it, or use it there")
         if kind.rotary_scaling.type is None and kind.rotary_scaling.model_fields_set:
-            yield Problem(f"{block}.rotary_scaling", "has no effect without type", "set its type, or remove it")
+            yield Problem(
+                f"{block}.rotary_scaling", "has no effect without type", "set its type, or remove it"
+            )
         has_rotary = c.attention.pos_emb == "rotary"
         for setting in kind.overrides().keys() - {"sliding_window_width"}:
             if not has_rotary:

@@ -134,9 +134,7 @@ class LMLoss:
         self.keeps_gradients = keeps_gradients
         self.operator = operator
 
-    def __call__(
-        self, logits_BSV: Tensor, targets: tuple[Tensor, Tensor], *, share: float = 1.0
-    ) -> Tensor:
+    def __call__(self, logits_BSV: Tensor, targets: tuple[Tensor, Tensor], *, share: float = 1.0) -> Tensor:
         """Return the loss, a float32 scalar; 0 if every token is masked.
 
         Args:
