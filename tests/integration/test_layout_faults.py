@@ -5,6 +5,7 @@ faults are those that users of other frameworks have reported. The patterns say 
 read: the kind of fault, and the ranks or the group of ranks.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -28,7 +29,7 @@ from neox_model.parallel.groups import SINGLE_RANK
 from neox_model.parallel.linear import zero_init
 from neox_model.parallel.logical import named_logical_parameters, split_dim_of
 from neox_model.parallel.random import seed_streams
-from neox_model.parallel.sequence import from_row_parallel
+from neox_model.parallel.sequence import TPInput, from_row_parallel
 from support.distributed import run_ranks
 from support.layout_answers import answer_of_ranks, arguments_of, rank_answer
 from support.settings import TINY
@@ -149,6 +150,34 @@ def orders_query_key_value_by_kind(original: Any) -> Any:
 
 def own_mean(original: Any) -> Any:
     return lambda wide, group: wide.mean(-1, keepdim=True)
+
+
+def sees_one_token_less(original: Any) -> Any:
+    return lambda self, head, query, key: original(self, head, query, key + 1) | (query == key)
+
+
+def with_logarithms_of_two(original: Any) -> Any:
+    def loss(logits_CV: Any, labels: Any, weights_C: Any, vocabulary: Any) -> Any:
+        return original(
+            logits_CV, labels, weights_C, replace(vocabulary, z_loss=vocabulary.z_loss / math.log(2))
+        )
+
+    return loss
+
+
+def parameters_of_first_rank(original: Any) -> Any:
+    def widened(tensor: Any) -> Any:
+        if not isinstance(tensor, torch.nn.Parameter):
+            return original(tensor)
+        first = tensor.detach().clone()
+        distributed.broadcast(first, 0)
+        return original(first + tensor - tensor.detach())
+
+    return widened
+
+
+def enters_without_sum(original: Any) -> Any:
+    return lambda hidden, group: TPInput(hidden, hidden)
 
 
 def sums_at_once_too(original: Any) -> Any:
@@ -317,6 +346,11 @@ _TENSOR, _DATA, _STAGES = r"tensor-parallel", r"data-parallel|replica", r"pipeli
 _MISSING = r"missing|not summed|left out|without the sum"
 _TWO = r"\b2(\.0+)? times|twice|once too often"
 
+_WINDOWS = {
+    "attention_config": [[["near"], "all"]],
+    "attention_kinds": {"near": {"sliding_window_width": 4}},
+}
+
 FAULTS: dict[str, Fault] = {
     "gradients of copies summed over tensor-parallel ranks": Fault(
         "tp=2,dp=1",
@@ -396,6 +430,41 @@ FAULTS: dict[str, Fault] = {
         sums_at_once_too,
         (r"^gradients", r"qk_norm", _TWO, _TENSOR),
         {"qk_norm": "head"},
+    ),
+    "window of one rank's heads is off by one": Fault(
+        "tp=2,dp=1",
+        "neox_model.layers.attention.patterns.LocalPattern.forward",
+        on_rank(1, sees_one_token_less),
+        (r"^loss", _TENSOR),
+        _WINDOWS,
+    ),
+    "window of one stage is off by one": Fault(
+        "pp=2,dp=1",
+        "neox_model.layers.attention.patterns.LocalPattern.forward",
+        on_rank(1, sees_one_token_less),
+        (r"^loss", _STAGES),
+        _WINDOWS,
+    ),
+    "z-loss with logarithms of base 2": Fault(
+        "tp=2,dp=1",
+        "neox_model.parallel.cross_entropy._loss_and_gradient_with_z",
+        with_logarithms_of_two,
+        (r"^gradients", _TENSOR),
+        {"z_loss": 0.1},
+    ),
+    "sinks of the first rank's heads on every rank": Fault(
+        "tp=2,dp=1",
+        "neox_model.layers.attention.dense.widen",
+        parameters_of_first_rank,
+        (r"^loss", _TENSOR),
+        {"attention_sinks": True},
+    ),
+    "input gradients of gate and attention not summed": Fault(
+        "tp=2,dp=1",
+        "neox_model.layers.attention.parallel_attention.gather_input",
+        enters_without_sum,
+        (r"^gradients", _MISSING, _TENSOR),
+        {"attention_gate": "head"},
     ),
     "norm without the tensor-parallel group": Fault(
         "tp=2,dp=1",

@@ -71,6 +71,15 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "gpt_j_tied": True,
         "use_qk_layernorm": True,
     },
+    "limited scores, sinks and gates, heads of another width": {
+        "pos_emb": "rotary",
+        "head_dim": 6,
+        "num_kv_heads": "half",
+        "attention_scale": 0.7,
+        "attention_softcap": 0.5,
+        "attention_sinks": True,
+        "attention_gate": "element",
+    },
     "shared layers": {"num_layers": 4, "num_unique_layers": 2, "param_sharing_style": "grouped"},
     "grouped queries, rmsnorm, swiglu, no biases": {
         "pos_emb": "rotary",

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from neox_config import Text, load_config, resolve
+from neox_config.derive.widths import head_width
 from neox_config.spec.read_model import read_model
 from neox_launcher.verify_layout.sizes import sizes_of
 from neox_launcher.verify_layout.small import reference_settings, small_config, with_settings
@@ -171,14 +172,17 @@ def test_the_reference_has_the_same_activation(settings):
     assert plain.model.bias_gelu_fusion is False
 
 
-def test_kinds_of_attention_keep_their_windows_and_factors_within_short_sequences():
+@pytest.mark.parametrize("head_dim", [None, 10])
+def test_kinds_of_attention_keep_their_windows_and_factors_within_short_sequences(head_dim):
     scaling = {"type": "longrope", "original_max_position_embeddings": 2048}
-    scaling |= {"short_factor": [1.0, 2.0], "long_factor": [4.0, 8.0]}
+    count = (head_dim or 4) // 2
+    scaling |= {"short_factor": [1.0] * count, "long_factor": [4.0] * count}
     small = small_of(
         {
             "seq_length": 4096,
             "max_position_embeddings": 4096,
             "pos_emb": "rotary",
+            "head_dim": head_dim,
             "num_layers": 3,
             "attention_config": ["near", "nearer", "long"],
             "attention_kinds": {
@@ -193,5 +197,5 @@ def test_kinds_of_attention_keep_their_windows_and_factors_within_short_sequence
     assert small.model.seq_length > windows[0] > windows[1] > 0
     own = kinds["long"].rotary_scaling
     assert own.original_max_position_embeddings < small.model.seq_length
-    pairs = small.model.hidden_size // small.model.num_attention_heads // 2
+    pairs = head_width(small) // 2
     assert len(own.short_factor) == len(own.long_factor) == pairs

@@ -1,6 +1,7 @@
 """Rules about attention: types, heads, sparse blocks, position embeddings, softmax."""
 
 from collections.abc import Iterator
+from math import inf
 
 from neox_config.derive.attention_layers import attention_names, of_kind, types_in
 from neox_config.derive.objective import is_encoder
@@ -31,6 +32,10 @@ def attention_kinds_override_what_layers_use(c: NeoXConfig) -> Iterator[Problem]
             yield Problem(block, "has the name of an attention type", "use another name")
         elif name not in used:
             yield Problem(block, "is the kind of no layer of attention-config", "remove it, or use it there")
+        if kind.rotary_scaling.type is None and kind.rotary_scaling.model_fields_set:
+            yield Problem(
+                f"{block}.rotary_scaling", "has no effect without type", "set its type, or remove it"
+            )
         has_rotary = c.attention.pos_emb == "rotary"
         for setting in kind.overrides().keys() - {"sliding_window_width"}:
             if not has_rotary:
@@ -42,9 +47,10 @@ def attention_kinds_override_what_layers_use(c: NeoXConfig) -> Iterator[Problem]
 
 def longrope_scales_each_pair(c: NeoXConfig) -> Iterator[Problem]:
     """Require a positive factor of short and of long sequences for each rotated pair of channels."""
-    if c.model.hidden_size % c.model.num_attention_heads or not types_in(c):
+    model = c.model
+    if not types_in(c) or (model.head_dim is None and model.hidden_size % model.num_attention_heads):
         return
-    pairs = int(c.model.hidden_size // c.model.num_attention_heads * c.attention.rotary_pct) // 2
+    pairs = int(head_width(c) * c.attention.rotary_pct) // 2
     prefixes = {f"attention_kinds.{name}.": name for name in c.attention.attention_kinds} | {"": ""}
     for prefix, name in prefixes.items():
         attention = of_kind(c, name).attention
@@ -54,7 +60,8 @@ def longrope_scales_each_pair(c: NeoXConfig) -> Iterator[Problem]:
             continue
         for part in ("short_factor", "long_factor"):
             factors = getattr(scaling, part)
-            if factors is None or len(factors) != pairs or min(factors) <= 0:
+            is_valid = factors is not None and all(0 < each < inf for each in factors)
+            if not is_valid or len(factors) != pairs:
                 yield Problem(
                     f"{prefix}rotary_scaling.{part}",
                     f"must be a list of {pairs} numbers above 0, one per pair of rotated channels",

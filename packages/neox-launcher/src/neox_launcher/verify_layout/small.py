@@ -225,7 +225,8 @@ def _lengths(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
 def _scaling(prefix: str, scaling: RotaryScaling, config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
     """Extend half of the short sequences, and keep the first factors of frequencies."""
     heads, original = _heads(config, sizes), scaling.original_max_position_embeddings
-    pairs = int(heads["hidden_size"] // heads["num_attention_heads"] * config.attention.rotary_pct) // 2
+    width = heads["head_dim"] or heads["hidden_size"] // heads["num_attention_heads"]
+    pairs = int(width * config.attention.rotary_pct) // 2
     cut = {name: getattr(scaling, name) for name in ("short_factor", "long_factor")}
     return {
         f"{prefix}original_max_position_embeddings": None if original is None else _LENGTH // 2,

@@ -384,6 +384,24 @@ EXAMPLES = {
         "attention_kinds.far.rotary_emb_base", [],
         "pos-emb: rotary\nattention-config: [[[far], all]]\n"
         "attention-kinds: {far: {pos-emb: rotary, rotary-emb-base: 9}}"),
+    "attention_kinds_override_what_layers_use: scaling without type": (
+        "pos-emb: rotary\nattention-config: [[[far], all]]\n"
+        "attention-kinds: {far: {rotary-scaling: {factor: 2.0}}}",
+        "attention_kinds.far.rotary_scaling", [],
+        "pos-emb: rotary\nattention-config: [[[far], all]]\n"
+        "attention-kinds: {far: {rotary-scaling: {type: linear, factor: 2.0}}}"),
+    "longrope_scales_each_pair: of given heads": (
+        "pos-emb: rotary\nhead-dim: 4\n"
+        "rotary-scaling: {type: longrope, short-factor: [1, 1, 1], long-factor: [1, 1]}",
+        "rotary_scaling.short_factor", ["2"],
+        "pos-emb: rotary\nhead-dim: 4\n"
+        "rotary-scaling: {type: longrope, short-factor: [1, 1], long-factor: [1, 1]}"),
+    "longrope_scales_each_pair: finite": (
+        "pos-emb: rotary\nhead-dim: 4\n"
+        "rotary-scaling: {type: longrope, short-factor: [1, Infinity], long-factor: [1, 1]}",
+        "rotary_scaling.short_factor", ["2"],
+        "pos-emb: rotary\nhead-dim: 4\n"
+        "rotary-scaling: {type: longrope, short-factor: [1, 9], long-factor: [1, 1]}"),
     "longrope_scales_each_pair": (
         "pos-emb: rotary\n"
         "rotary-scaling: {type: longrope, short-factor: [1], long-factor: [1, 1, 1, 1, 1, 1, 1, 1]}",

@@ -134,13 +134,19 @@ class LMLoss:
         self.keeps_gradients = keeps_gradients
         self.operator = operator
 
-    def __call__(self, logits_BSV: Tensor, targets: tuple[Tensor, Tensor]) -> Tensor:
-        """Return the loss, a float32 scalar; 0 if every token is masked."""
+    def __call__(self, logits_BSV: Tensor, targets: tuple[Tensor, Tensor], *, share: float = 1.0) -> Tensor:
+        """Return the loss, a float32 scalar; 0 if every token is masked.
+
+        Args:
+            logits_BSV: this rank's part.
+            targets: labels_BS and loss_mask_BS.
+            share: factor of the cross entropy, but not of the term of `z_loss`.
+        """
         labels_BS, loss_mask_BS = targets
         losses_BS, log_totals_BS = vocab_parallel_cross_entropy(
             logits_BSV, labels_BS, vocab_size=self.vocab_size, group=self.group, dtype=self.dtype
         )
-        loss = (widen(losses_BS) * loss_mask_BS).sum()
+        loss = share * (widen(losses_BS) * loss_mask_BS).sum()
         if not self.z_loss or not loss.requires_grad:
             return loss
         term = self.z_loss * (widen(log_totals_BS).square() * loss_mask_BS).sum()

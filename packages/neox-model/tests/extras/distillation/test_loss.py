@@ -15,8 +15,8 @@ VOCAB = 7
 SIZES: dict[str, Any] = {"hidden_size": 8, "num_attention_heads": 2, "seq_length": 6}
 
 
-def model_of(num_layers: int, seed: int):
-    resolved = resolved_from(SIZES | {"num_layers": num_layers, "seed": seed})
+def model_of(num_layers: int, seed: int, **settings: Any):
+    resolved = resolved_from(SIZES | {"num_layers": num_layers, "seed": seed} | settings)
     return build_model(resolved.model, resolved.run, SINGLE_PROCESS, vocab_size=VOCAB).double()
 
 
@@ -28,11 +28,12 @@ def hidden_states(model, tokens):
     return [each if isinstance(each, torch.Tensor) else each[0] for each in found]
 
 
+@pytest.mark.parametrize("z_loss", [0.0, 0.1])
 @pytest.mark.parametrize(
     ("share", "temperature", "weight"), [(1.0, 1.0, 0.0), (0.0, 1.0, 1.0), (0.3, 2.5, 0.7)]
 )
-def test_the_loss_is_that_of_the_formula(share, temperature, weight):
-    student, teacher = model_of(2, 1).train(), model_of(4, 2).eval()
+def test_the_loss_is_that_of_the_formula(share, temperature, weight, z_loss):
+    student, teacher = model_of(2, 1, z_loss=z_loss).train(), model_of(4, 2).eval()
     generator = torch.Generator().manual_seed(3)
     tokens, labels = (torch.randint(VOCAB, (2, 6), generator=generator) for _ in range(2))
     mask = torch.tensor([[1.0, 1, 0, 1, 1, 1], [0, 1, 1, 1, 0, 1]])
@@ -60,7 +61,10 @@ def test_the_loss_is_that_of_the_formula(share, temperature, weight):
     )
     total = (1 - share) * entropy + share * temperature**2 * divergence + weight * squares
     loss = (total * token_weights).sum()
-    loss.backward()
+    # The value is without it.
+    term = z_loss * (logits.logsumexp(-1).square() * token_weights).sum()
+    (loss + term).backward()
+    assert sum(map(float, student.z_terms)) == pytest.approx(float(term.detach()), rel=1e-5)
     # The terms are computed in float32.
     assert float(found.detach()) == pytest.approx(float(loss.detach()), rel=1e-5)
     for name, value in student.named_parameters():

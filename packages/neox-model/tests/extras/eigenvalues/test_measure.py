@@ -52,6 +52,7 @@ def dense(model, layer: int, batches: list[Batch]) -> Tensor:
         for batch in batches:
             logits = functional_call(model, given, (batch.inputs,))[..., :VOCAB]
             total = total + torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels_BS.flatten())
+            total = total + model.loss_fn.z_loss * logits.logsumexp(-1).square().mean()
         return total / len(batches)
 
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
@@ -59,8 +60,15 @@ def dense(model, layer: int, batches: list[Batch]) -> Tensor:
     return found
 
 
-def test_eigenvalues_are_those_of_the_dense_hessian():
-    model, batches = model_of(), batches_of(2)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"z_loss": 0.5, "logit_softcap": 0.5, "attention_sinks": True, "attention_softcap": 0.5},
+    ],
+)
+def test_eigenvalues_are_those_of_the_dense_hessian(settings):
+    model, batches = model_of(**settings), batches_of(2)
     found = Eigenvalues(model, section(**EXACT), data=SINGLE_RANK, seed=1, dtype=torch.float64)
     found.measure(batches)
     assert model.training

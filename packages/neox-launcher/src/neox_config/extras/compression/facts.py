@@ -20,13 +20,13 @@ __all__ = [
     "quantized_share",
 ]
 
-LAYER_MATRICES = ("attention.qkv", "attention.dense", "mlp.up", "mlp.gate", "mlp.down")
+LAYER_MATRICES = ("attention.qkv", "attention.gate", "attention.dense", "mlp.up", "mlp.gate", "mlp.down")
 """The matrices of a transformer layer that can be compressed, by the end of their logical name."""
 
 GATED_MATRICES = ("mlp.gate",)
 """Those that only layers with a gated activation have."""
 
-HEADS_MATRICES = ("attention.qkv", "attention.dense")
+HEADS_MATRICES = ("attention.qkv", "attention.gate", "attention.dense")
 """Those that only layers of attention over heads have."""
 
 HEADS_OUTPUT = "attention.dense"

@@ -54,14 +54,16 @@ def compresses(config: NeoXConfig) -> bool:
 
 def compressible_matrices(config: NeoXConfig) -> list[str]:
     """Return the logical names of the matrices that can be compressed: those of transformer layers."""
-    has_gate = ACTIVATION_FACTS[config.model.activation].is_gated
+    absent = () if ACTIVATION_FACTS[config.model.activation].is_gated else GATED_MATRICES
+    if config.attention.attention_gate == "none":
+        absent = (*absent, "attention.gate")
     kinds = map(attention_type, attention_names(config))
     return [
         f"layers.{layer}.{name}"
         for layer, kind in enumerate(kinds)
         if not ATTENTION_FACTS[kind].is_gmlp
         for name in LAYER_MATRICES
-        if has_gate or name not in GATED_MATRICES
+        if name not in absent
         if ATTENTION_FACTS[kind].has_heads or name not in HEADS_MATRICES
     ]
 
@@ -77,7 +79,9 @@ def matrix_shape(config: NeoXConfig, matrix: str) -> tuple[int, int]:
     width, inner = model.hidden_size, mlp_width(config)
     key_values = model.num_kv_heads or model.num_attention_heads
     heads, each = model.num_attention_heads, head_width(config)
+    gate_width = heads * (each if config.attention.attention_gate == "element" else 1)
     shapes = {
+        "attention.gate": (gate_width, width),
         "attention.qkv": ((heads + 2 * key_values) * each, width),
         "attention.dense": (width, heads * each),
         "mlp.down": (width, inner),

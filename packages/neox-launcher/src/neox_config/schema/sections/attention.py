@@ -162,7 +162,7 @@ class RotaryScaling(Section):
     original_max_position_embeddings: int | None = param(
         None,
         origin="ours",
-        gt=0,
+        gt=1,
         le=1_000_000_000,
         none_means="max_position_embeddings",
         used_when=_BY_LENGTH,
@@ -370,6 +370,7 @@ class AttentionSection(Section, resume="model"):
     qk_norm: Literal["none", "head", "width"] = param(
         "none",
         origin="ours",
+        used_when=WITH_HEADS,
         source="arXiv:2302.05442",
         doc="Norms of queries and keys before rotary embeddings, of the kind that norm selects. head: over "
         "the channels of each head, with weights that all heads share, as in Qwen3. width: over the channels "
@@ -378,6 +379,7 @@ class AttentionSection(Section, resume="model"):
     use_qk_layernorm: bool = param(
         False,
         origin="NeoX",
+        used_when=WITH_HEADS,
         source="arXiv:2302.05442",
         doc="GPT-NeoX's form of qk-norm: queries and keys have the same norm, with a weight per channel of "
         "each head. It is over the channels of all heads, those of rmsnorm and scalenorm over each head. "

@@ -3,7 +3,12 @@
 import pytest
 
 from neox_config.extras.compression.facts import bits_at, block_of, density_at, is_n_of_m, quantized_share
-from neox_config.extras.compression.matrices import compressed_matrices, compressible_matrices, matching
+from neox_config.extras.compression.matrices import (
+    compressed_matrices,
+    compressible_matrices,
+    matching,
+    matrix_shape,
+)
 from neox_config.facts.attention import ATTENTION_FACTS, AttentionFacts
 
 
@@ -43,6 +48,17 @@ def test_matrices_are_those_of_the_layers(load):
         "layers.0.mlp.down",
     ]
     assert "layers.0.mlp.gate" in compressible_matrices(load("activation: swiglu"))
+
+
+@pytest.mark.parametrize(("gate", "outputs"), [("head", 4), ("element", 20)])
+def test_the_gate_of_attention_is_a_matrix_of_the_layers(load, gate, outputs):
+    config = load(f"attention-gate: {gate}\nhead-dim: 5")
+    assert compressible_matrices(config)[:3] == [
+        "layers.0.attention.qkv",
+        "layers.0.attention.gate",
+        "layers.0.attention.dense",
+    ]
+    assert matrix_shape(config, "layers.0.attention.gate") == (outputs, 64)
 
 
 def test_a_layer_without_heads_has_only_the_matrices_of_its_mlp(load, monkeypatch):

@@ -85,7 +85,7 @@ class Distillation:
             # Without storing all logits.
             loss = head(hidden_SBD, targets, loss_fn)
         else:
-            loss = (1.0 - self._share) * loss_fn(logits_BSV, targets)
+            loss = loss_fn(logits_BSV, targets, share=1.0 - self._share)
             loss = loss + self._share * self._divergence(
                 logits_BSV, expected_BSV, weights_BS, loss_fn.vocab_size
             )

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from math import floor
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, distributed, nn
@@ -211,8 +211,11 @@ class Eigenvalues:
             # The loss by operators that have second derivatives.
             labels_BS, loss_mask_BS = batch.targets
             logits_BSV = functional_call(self._model, dict(weights), (batch.inputs,))
-            logits_NV = logits_BSV[..., : self._model.loss_fn.vocab_size].flatten(0, 1)  # type: ignore[attr-defined]
+            own_loss: Any = self._model.loss_fn
+            logits_NV = logits_BSV[..., : own_loss.vocab_size].flatten(0, 1)
             losses_N = functional.cross_entropy(logits_NV, labels_BS.flatten(), reduction="none")
+            if own_loss.z_loss:
+                losses_N = losses_N + own_loss.z_loss * logits_NV.logsumexp(-1).square()
             loss = (losses_N * loss_mask_BS.float().flatten()).sum()
             gradients = torch.autograd.grad(loss, chosen, create_graph=True)
             # `torch.autograd.grad` would leave out functions without second derivative without an error.
