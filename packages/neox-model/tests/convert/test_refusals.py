@@ -134,7 +134,7 @@ def export_refused(folder, *parts, **options):
         ),
         ({"rope_parameters": {"rope_type": "linear"}}, "has factor: None, which is not a number"),
         ({"head_dim": "32"}, "has head_dim: '32', which is not a whole number of at least 1"),
-        ({"hidden_act": "relu2"}, "hidden_act: 'relu2', but only silu, swish, gelu can be converted"),
+        ({"hidden_act": "relu2"}, "hidden_act: 'relu2', but only silu, swish, gelu, gelu_pytorch_tanh can be"),
         ({"quantization_config": {"bits": 4}}, "neox-model does not have; only a model without it can be"),
         ({"num_hidden_layers": None}, "config.json has no num_hidden_layers; copy the folder again"),
         (

@@ -11,6 +11,7 @@ __all__ = ["model_type_of"]
 
 _PARTS: Mapping[str, str] = {"gemma3": "gemma3_text"}
 """`model_type` of a model with images -> that of its part for text."""
+_MODEL = "AutoModelForCausalLM"
 
 
 def model_type_of(config: Mapping[str, Any], path: str | Path = "config.json") -> str:
@@ -24,18 +25,21 @@ def model_type_of(config: Mapping[str, Any], path: str | Path = "config.json") -
         ConversionError: it names no class, or one that cannot be converted.
     """
     known = ", ".join(CLASSES.values())
-    if "auto_map" in config:
+    name, classes = config.get("model_type"), config.get("architectures") or []
+    chosen = CLASSES.get(name) if isinstance(name, str) else None
+    code = config.get("auto_map", {})
+    # As in files of Phi-3, from before transformers had the class.
+    is_older_copy = isinstance(code, Mapping) and str(code.get(_MODEL)).rpartition(".")[2] == chosen
+    if "auto_map" in config and not is_older_copy:
         raise ConversionError(
             f"{path} names code in the model's folder (auto_map), which is never run; only "
             f"transformers' own classes can be converted: {known}"
         )
-    name, classes = config.get("model_type"), config.get("architectures") or []
     if name in _PARTS:
         raise ConversionError(
             f"{path} is of a model with images ({name}); save its part for text, whose model_type is "
             f"{_PARTS[str(name)]}, with transformers, and convert that"
         )
-    chosen = CLASSES.get(name) if isinstance(name, str) else None
     is_list = isinstance(classes, list)
     if chosen is None or not is_list or (classes and chosen not in classes):
         raise ConversionError(
