@@ -170,6 +170,33 @@ def test_a_configuration_that_we_cannot_build_is_refused_by_name(theirs, change,
             {"n_embd": 8, "n_head": 2, "n_layer": 2, "head_dim": 8},
             "head_dim: 8, but the heads of GPT2",
         ),
+        # The files of opt-350m.
+        ("opt", {"word_embed_proj_dim": 4, "do_layer_norm_before": False}, "only opt-350m has such an emb"),
+        ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before: False, but only True can be"),
+        ("opt", {"_remove_final_layer_norm": True}, "_remove_final_layer_norm: True, which neox-model"),
+        ("mistral", {"is_causal": False}, "is_causal: False, which neox-model does not have"),
+        ("gemma2", {"quantization_config": {"bits": 4}}, "only a model without it can be converted"),
+        ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar: 0, which is not a number above 0"),
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention: True, which neox"),
+        ("gemma3_text", {"attn_logit_softcapping": 5.0}, "attn_logit_softcapping: 5.0, which neox-model"),
+        (
+            "gemma3_text",
+            {"rope_parameters": {"full_attention": {"partial_rotary_factor": 0.5}}},
+            "rope_parameters.full_attention.partial_rotary_factor: 0.5, which neox-model does not have",
+        ),
+        ("olmo2", {"rope_scaling": {"partial_rotary_factor": 0.5}}, "rope_scaling.partial_rotary_factor: 0.5"),
+        ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers: [1], which is not a list of 0 or 1"),
+        (
+            "smollm3",
+            {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 4},
+            "layer_types with sliding_attention, but not use_sliding_window: true",
+        ),
+        ("gemma3", {}, "model with images (gemma3); save its part for text, whose model_type is gemma3_text"),
+        (
+            "phi3",
+            {"auto_map": {"AutoModelForCausalLM": "modeling_phi3.Other"}},
+            "names code in the model's folder (auto_map), which is never run",
+        ),
     ],
 )
 def test_options_of_one_class_are_refused_by_name(family, change, message):
