@@ -7,7 +7,13 @@ import pytest
 from neox_config.spec.values import flat
 from neox_model.convert.families import FAMILIES, family_of_config
 
-SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size")
+SIZES = (
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "intermediate_size",
+)
 
 
 def sizes(*numbers):
@@ -140,7 +146,9 @@ def test_the_original_length_of_phi3_is_that_of_its_class():
             {"rope_scaling": {**values["rope_scaling"], "original_max_position_embeddings": 8192}},
         )
     ]
-    lengths = [dict(each.layers[0].mixer.position.scaling)["original_max_position_embeddings"] for each in found]
+    lengths = [
+        dict(each.layers[0].mixer.position.scaling)["original_max_position_embeddings"] for each in found
+    ]
     assert lengths == [4096, 8192, 4096]
     older = {**PHI3, **values, "rope_scaling": {**LONG, "type": "su"}}
     assert FAMILIES["phi3"].read(older) == found[0]

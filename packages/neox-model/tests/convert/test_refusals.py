@@ -134,7 +134,10 @@ def export_refused(folder, *parts, **options):
         ),
         ({"rope_parameters": {"rope_type": "linear"}}, "has factor: None, which is not a number"),
         ({"head_dim": "32"}, "has head_dim: '32', which is not a whole number of at least 1"),
-        ({"hidden_act": "relu2"}, "hidden_act: 'relu2', but only silu, swish, gelu, gelu_pytorch_tanh can be"),
+        (
+            {"hidden_act": "relu2"},
+            "hidden_act: 'relu2', but only silu, swish, gelu, gelu_pytorch_tanh can be",
+        ),
         ({"quantization_config": {"bits": 4}}, "neox-model does not have; only a model without it can be"),
         ({"num_hidden_layers": None}, "config.json has no num_hidden_layers; copy the folder again"),
         (
@@ -184,7 +187,11 @@ def test_a_configuration_that_we_cannot_build_is_refused_by_name(theirs, change,
             {"rope_parameters": {"full_attention": {"partial_rotary_factor": 0.5}}},
             "rope_parameters.full_attention.partial_rotary_factor: 0.5, which neox-model does not have",
         ),
-        ("olmo2", {"rope_scaling": {"partial_rotary_factor": 0.5}}, "rope_scaling.partial_rotary_factor: 0.5"),
+        (
+            "olmo2",
+            {"rope_scaling": {"partial_rotary_factor": 0.5}},
+            "rope_scaling.partial_rotary_factor: 0.5",
+        ),
         ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers: [1], which is not a list of 0 or 1"),
         (
             "smollm3",

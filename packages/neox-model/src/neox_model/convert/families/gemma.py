@@ -5,7 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from neox_model.convert.families.family import EPSILON, HeadDim, Key, Row
-from neox_model.convert.families.llama import ATTENTION_BIAS, GATED_MLP, QK_NORM, SELF_ATTENTION, WHOLE_HEADS, like_llama
+from neox_model.convert.families.llama import (
+    ATTENTION_BIAS,
+    GATED_MLP,
+    QK_NORM,
+    SELF_ATTENTION,
+    WHOLE_HEADS,
+    like_llama,
+)
 from neox_model.convert.families.rotary import RotaryBase, RotaryByType, RotaryScaling
 from neox_model.convert.families.values import Optional, first, positive
 from neox_model.convert.families.windows import RepeatedWindows
