@@ -1,4 +1,4 @@
-"""Files of published models, some of which earlier versions of transformers wrote, are read as it reads them."""
+"""Files of published models, of earlier versions of transformers too, are read as it reads them."""
 
 import copy
 
@@ -62,7 +62,10 @@ SMOLLM3 = {
 }  # fmt: skip
 PUBLISHED = {
     "Gemma 2": (GEMMA2, {"layers.mixer.softcap": 50.0, "head.softcap": 30.0, "layers.mixer.scale": None}),
-    "Gemma 2, 27B": (GEMMA2 | {"head_dim": 128, "query_pre_attn_scalar": 144}, {"layers.mixer.scale": 1 / 12}),
+    "Gemma 2, 27B": (
+        GEMMA2 | {"head_dim": 128, "query_pre_attn_scalar": 144},
+        {"layers.mixer.scale": 1 / 12},
+    ),
     "Gemma 3": (GEMMA3, {"head.softcap": None}),
     "Gemma 3, scaled": (GEMMA3 | {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}}, {}),
     "Qwen3": (

@@ -136,7 +136,7 @@ def export_refused(folder, *parts, **options):
         ({"head_dim": "32"}, "has head_dim: '32', which is not a whole number of at least 1"),
         (
             {"hidden_act": "relu2"},
-            "hidden_act: 'relu2', but only silu, swish, gelu, gelu_pytorch_tanh can be",
+            "hidden_act: 'relu2', but only silu, swish, gelu, gelu_pytorch_tanh",
         ),
         ({"quantization_config": {"bits": 4}}, "neox-model does not have; only a model without it can be"),
         ({"num_hidden_layers": None}, "config.json has no num_hidden_layers; copy the folder again"),
@@ -190,8 +190,11 @@ def test_a_configuration_that_we_cannot_build_is_refused_by_name(theirs, change,
         (
             "olmo2",
             {"rope_scaling": {"partial_rotary_factor": 0.5}},
-            "rope_scaling.partial_rotary_factor: 0.5",
+            "rope_scaling.partial_rotary_factor: 0",
         ),
+        ("olmo3", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling with type: 'linear'"),
+        ("olmo3", {"rope_parameters": [1]}, "rope_parameters: [1], which is not a block"),
+        ("gemma3_text", {"rope_parameters": {"sliding_attention": 5}}, "5, which is not a block"),
         ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers: [1], which is not a list of 0 or 1"),
         (
             "smollm3",

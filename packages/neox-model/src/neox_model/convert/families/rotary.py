@@ -21,17 +21,21 @@ _BASE, _FRACTION, _SCALING = (f"layers.mixer.position.{name}" for name in ("base
 
 def _block(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the block; transformers prefers the older name."""
-    found = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if not isinstance(found, Mapping):
-        raise ConversionError(
-            f"config.json has rope_parameters: {found!r}, which is not a block; copy it again"
-        )
+    found = _mapping(config.get("rope_scaling") or config.get("rope_parameters"))
     if any(isinstance(value, Mapping) for value in found.values()):
         raise ConversionError(
             "config.json has rope_parameters by type of layer, but neox-model has one for all layers; only "
             "models with one can be converted"
         )
     return found
+
+
+def _mapping(found: Any) -> Mapping[str, Any]:
+    if not isinstance(found or {}, Mapping):
+        raise ConversionError(
+            f"config.json has rope_parameters: {found!r}, which is not a block; copy it again"
+        )
+    return found or {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +176,14 @@ class RotaryByType:
 
     def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return base and scaling of each layer."""
-        blocks = config.get("rope_parameters") or {}
-        full = {**(blocks.get(FULL) or {}), **(config.get("rope_scaling") or {})}
-        sliding = dict(blocks.get(SLIDING) or {})
+        blocks, scaling = (_mapping(config.get(name)) for name in ("rope_parameters", "rope_scaling"))
+        if "type" in scaling and "rope_type" not in scaling:
+            raise ConversionError(
+                f"config.json has rope_scaling with type: {scaling['type']!r}, which only some versions of "
+                "transformers read; rename it to rope_type, or remove rope_scaling"
+            )
+        full = {**_mapping(blocks.get(FULL)), **scaling}
+        sliding = dict(_mapping(blocks.get(SLIDING)))
         full.setdefault("rope_theta", config.get("rope_theta") or self.full)
         sliding.setdefault("rope_theta", config.get(self.older_sliding or "") or self.sliding)
         of_layers = [sliding if each else full for each in self.windows.slides(config)]
