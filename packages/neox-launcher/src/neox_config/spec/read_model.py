@@ -10,6 +10,7 @@ from neox_config.schema.config import NeoXConfig
 from neox_config.schema.sections.model import ModelSection
 from neox_config.spec.mixers import MLP, read_mixer
 from neox_config.spec.model import Adapters, Embedding, Layer, ModelSpec, Norm, Retrieval, Vocabulary
+from neox_config.spec.mup import with_factors
 from neox_config.spec.positions import AddedPosition, read_position
 
 __all__ = ["read_model"]
@@ -22,7 +23,7 @@ def read_model(config: NeoXConfig) -> ModelSpec:
     owners = weight_owners(model.num_layers, model.num_unique_layers, model.param_sharing_style)
     norm = _norm(model)
     position, channel = read_position(config), MLP.read(config)
-    return ModelSpec(
+    spec = ModelSpec(
         width=model.hidden_size,
         max_positions=model.max_position_embeddings,
         objective=model.objective,
@@ -48,6 +49,7 @@ def read_model(config: NeoXConfig) -> ModelSpec:
         head=_head(config),
         adapters=_adapters(config),
     )
+    return with_factors(spec, config)
 
 
 def _norm(model: ModelSection) -> Norm:
