@@ -79,7 +79,6 @@ _ABSENT: Mapping[str, Any] = {
     "layers.channel.activation": "",
     "layers.channel.bias": False,
     "head.tied": False,
-    "head.softcap": None,
 }
 """What is written for a model without such a value, as one without an MLP."""
 ROTARY: Mapping[str, Any] = {"layers.mixer.position": "Rotary", "layers.mixer.position.fraction": 1.0}
