@@ -20,6 +20,7 @@ from support.refusals import shows
 NAMES = {
     "gpt_neox": ("gpt_neox.embed_in.weight", "embed_out.weight"),
     "gpt2": ("transformer.wte.weight", "lm_head.weight"),
+    "opt": ("model.decoder.embed_tokens.weight", "lm_head.weight"),
 }
 
 

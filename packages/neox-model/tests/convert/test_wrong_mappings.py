@@ -21,8 +21,9 @@ from neox_model.convert import proof
 from neox_model.convert import to_hf as exporting
 from neox_model.convert.checkpoints import Checkpoint, build_sequential, load_into
 from neox_model.convert.families import FAMILIES as TABLES
-from neox_model.convert.families.rotary import RotaryBase, RotaryFraction, RotaryScaling
-from neox_model.convert.families.windows import ChosenWindows, OneWindow
+from neox_model.convert.families.rotary import RotaryBase, RotaryByType, RotaryFraction, RotaryScaling
+from neox_model.convert.families.values import Optional
+from neox_model.convert.families.windows import ChosenWindows, OneWindow, RepeatedWindows
 from neox_model.convert.forms import FUSED_QKV, SEPARATE_QKV, Form
 from neox_model.convert.reference import load_model
 from neox_model.convert.verify import verify
@@ -59,19 +60,26 @@ class Changed:
 
 PATHS = {
     RotaryBase: ["position.base"],
+    RotaryByType: ["position.base", "position.scaling"],
+    RepeatedWindows: ["mixer.pattern", "pattern.before"],
     RotaryFraction: ["position.fraction"],
     RotaryScaling: ["position.scaling"],
     OneWindow: ["mixer.pattern", "pattern.before"],
     ChosenWindows: ["mixer.pattern", "pattern.before"],
 }
+# Of classes that only one family has.
+PATHS_BY_NAME = {"_ScaleOfScores": ["mixer.scale"], "_EmbeddingScale": ["embedding.scale"]}
+
+
+def paths_of(entry):
+    if isinstance(entry, Optional):
+        return [entry.ours]
+    name = type(entry).__name__
+    return PATHS.get(type(entry)) or PATHS_BY_NAME.get(name) or getattr(entry, "paths", ())
 
 
 def with_entry(family, ending, change):
-    found = [
-        each
-        for each in family.entries
-        if any(path.endswith(ending) for path in PATHS.get(type(each)) or each.paths)
-    ]
+    found = [each for each in family.entries if any(path.endswith(ending) for path in paths_of(each))]
     if not found:
         return None
     entries = [Changed(each, ending, change) if each is found[0] else each for each in family.entries]
@@ -155,7 +163,7 @@ def other_bias(family, draw):
     if endings:
         return with_entry(family, draw.choice(endings), lambda value: not value)
     path = "layers.mixer.qkv_bias"
-    return replace(family, fixed={**family.fixed, path: not family.fixed[path]})
+    return replace(family, fixed={**family.fixed, path: not family.fixed.get(path, False)})
 
 
 def other_scaling(value):
@@ -171,6 +179,7 @@ OTHER = {
     "silu": "gelu",
     "swiglu": "geglu",
     "geglu": "swiglu",
+    "geglu_tanh": "geglu",
     "parallel": "serial",
     "serial": "parallel",
 }
@@ -199,6 +208,16 @@ IN_TABLES = {
     ),
     "window": lambda family, draw: with_entry(family, "pattern.before", lambda value: value + 1),
     "no window": lambda family, draw: with_entry(family, "mixer.pattern", lambda value: None),
+    "softcap of scores": lambda family, draw: with_entry(
+        family, "mixer.softcap", lambda value: (value or 3.0) * 0.7
+    ),
+    "softcap of logits": lambda family, draw: with_entry(
+        family, "head.softcap", lambda value: (value or 9.0) * 0.7
+    ),
+    "scale of scores": lambda family, draw: with_entry(
+        family, "mixer.scale", lambda value: (value or 0.4) * 1.5
+    ),
+    "scale of embeddings": lambda family, draw: with_entry(family, "embedding.scale", lambda value: 1.0),
     "scaling": lambda family, draw: with_entry(family, "position.scaling", other_scaling),
 }
 

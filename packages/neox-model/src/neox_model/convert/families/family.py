@@ -12,7 +12,7 @@ from torch import Tensor
 
 from neox_config.facts.hugging_face import CLASSES
 from neox_config.spec.model import Attention, ModelSpec
-from neox_config.spec.values import flat, type_of, unflat
+from neox_config.spec.values import ABSENT, flat, type_of, unflat
 from neox_model.convert.differences import attention_of, simplest
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.families.values import CHECKS, first, layer_count, whole_number
@@ -61,6 +61,8 @@ _COMMON: Mapping[str, Any] = {
     "adapters": None,
 }
 """What the models of all classes have, unless a table states something else, by path."""
+_REQUIRED: Mapping[str, tuple[Any, ...]] = {"quantization_config": (), "is_causal": (True,)}
+"""Entries that no class may have otherwise, as in Family."""
 _ABSENT: Mapping[str, Any] = {
     _HEADS: 1,
     _HEAD_WIDTH: 1,
@@ -72,11 +74,11 @@ _ABSENT: Mapping[str, Any] = {
     "layers.mixer.output_bias": False,
     "layers.mixer.scale": None,
     "layers.mixer.softcap": None,
+    "head.softcap": None,
     "layers.channel.width": 1,
     "layers.channel.activation": "",
     "layers.channel.bias": False,
     "head.tied": False,
-    "head.softcap": None,
 }
 """What is written for a model without such a value, as one without an MLP."""
 ROTARY: Mapping[str, Any] = {"layers.mixer.position": "Rotary", "layers.mixer.position.fraction": 1.0}
@@ -277,7 +279,7 @@ class Family:
 
     def read(self, config: Mapping[str, Any]) -> ModelSpec:
         """Return the model of a configuration of this class."""
-        for name, allowed in self.required.items():
+        for name, allowed in {**_REQUIRED, **self.required}.items():
             value = lookup(config, name)
             if value is not None and value not in allowed:
                 usable = f"only {' or '.join(map(str, allowed))}" if allowed else "only a model without it"
@@ -304,7 +306,8 @@ class Family:
     def write(self, spec: ModelSpec) -> dict[str, Any]:
         """Return the entries that give a model, as far as this class has it."""
         config: dict[str, Any] = {"architectures": [self.class_name], "model_type": self.name}
-        values = {**_ABSENT, **flat(simplest(spec))}
+        there = {path: value for path, value in flat(simplest(spec)).items() if value is not ABSENT}
+        values = {**_ABSENT, **there}
         for entry in self.entries:
             entry.write(values, config)
         return config

@@ -5,9 +5,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from neox_model.convert.families.family import EPSILON, HeadDim, Key, Row
-from neox_model.convert.families.llama import ATTENTION_BIAS, GATED_MLP, QK_NORM, SELF_ATTENTION, like_llama
+from neox_model.convert.families.llama import (
+    ATTENTION_BIAS,
+    GATED_MLP,
+    QK_NORM,
+    SELF_ATTENTION,
+    WHOLE_HEADS,
+    like_llama,
+)
 from neox_model.convert.families.rotary import RotaryBase, RotaryByType, RotaryScaling
-from neox_model.convert.families.values import Optional, first, number
+from neox_model.convert.families.values import Optional, first, positive
 from neox_model.convert.families.windows import RepeatedWindows
 
 __all__ = ["GEMMA2", "GEMMA3"]
@@ -31,7 +38,7 @@ class _ScaleOfScores:
     """`query_pre_attn_scalar`; scores are divided by its root."""
 
     def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        scalar = number(config.get("query_pre_attn_scalar", 256), "query_pre_attn_scalar")
+        scalar = positive(config.get("query_pre_attn_scalar", 256), "query_pre_attn_scalar")
         return {_SCALE: None if scalar == config.get("head_dim", 256) else scalar**-0.5}
 
     def write(self, model: Mapping[str, Any], config: dict[str, Any]) -> None:
@@ -72,7 +79,7 @@ _ENTRIES = (
     _ScaleOfScores(),
 )
 _REQUIRED: Mapping[str, tuple[Any, ...]] = {
-    "quantization_config": (),
+    **WHOLE_HEADS,
     "use_bidirectional_attention": (False,),
 }
 _PATTERN = RepeatedWindows(2), RepeatedWindows(("sliding_window_pattern", 6))
@@ -97,11 +104,11 @@ GEMMA3 = like_llama(
         *_ENTRIES,
         Key("max_position_embeddings", "max_positions", 131072),
         RotaryByType(_PATTERN[1], 1000000.0, 10000.0, "rope_local_base_freq"),
-        Optional("attn_logit_softcapping", "layers.mixer.softcap"),
         Optional("final_logit_softcapping", "head.softcap"),
         _PATTERN[1],
     ),
     in_layer=(*_IN_LAYER, *QK_NORM),
     fixed={**_FIXED, "layers.mixer.qk_norm": "head"},
-    required=_REQUIRED,
+    # The class has the entry, but does not use it.
+    required={**_REQUIRED, "attn_logit_softcapping": ()},
 )

@@ -43,7 +43,6 @@ GPT2 = Family(
         "layers.channel.bias": True,
     },
     required={
-        "quantization_config": (),
         "scale_attn_weights": (True,),
         "scale_attn_by_inverse_layer_idx": (False,),
         "add_cross_attention": (False,),

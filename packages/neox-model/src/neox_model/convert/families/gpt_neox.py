@@ -41,7 +41,6 @@ GPT_NEOX = Family(
         Key("tie_word_embeddings", "head.tied", False),
     ),
     fixed={**LAYERNORM, **ROTARY, "layers.channel.bias": True},
-    required={"quantization_config": ()},
     dropouts={"hidden-dropout": "hidden_dropout", "attention-dropout": "attention_dropout"},
     other_names={"lm_head.weight": "embed_out.weight"},
     base_prefix="gpt_neox.",

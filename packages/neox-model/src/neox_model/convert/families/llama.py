@@ -6,12 +6,12 @@ from typing import Any
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_model.convert.families.family import EPSILON, RMSNORM, ROTARY, Entry, Family, HeadDim, Key, Row
 from neox_model.convert.families.rotary import RotaryBase, RotaryScaling
-from neox_model.convert.families.windows import ChosenWindows, OneWindow
+from neox_model.convert.families.windows import FULL, SLIDING, ChosenWindows, OneWindow
 from neox_model.convert.forms import SEPARATE_QKV
 
 __all__ = [
     *("ATTENTION_BIAS", "GATED_MLP", "LLAMA", "MISTRAL", "MLP_BIAS", "NORMS_BEFORE", "QK_NORM", "QWEN2"),
-    *("QWEN3", "SELF_ATTENTION", "entries", "like_llama"),
+    *("QWEN3", "SELF_ATTENTION", "WHOLE_HEADS", "entries", "like_llama"),
 ]
 
 SELF_ATTENTION = (
@@ -35,10 +35,9 @@ _OUTSIDE = (
     Row("lm_head", ("lm_head",)),
 )
 _ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu_tanh"}
-_REQUIRED: Mapping[str, tuple[Any, ...]] = {
-    "quantization_config": (),
-    "partial_rotary_factor": (1.0,),
-    "rope_parameters.partial_rotary_factor": (1.0,),
+_BLOCKS = ("rope_scaling.", "rope_parameters.", *(f"rope_parameters.{each}." for each in (FULL, SLIDING)))
+WHOLE_HEADS: Mapping[str, tuple[Any, ...]] = {
+    f"{block}partial_rotary_factor": (1.0,) for block in ("", *_BLOCKS)
 }
 
 
@@ -81,7 +80,7 @@ def like_llama(
     *,
     in_layer: tuple[Row, ...] = _IN_LAYER,
     fixed: Mapping[str, Any] | None = None,
-    required: Mapping[str, tuple[Any, ...]] = _REQUIRED,
+    required: Mapping[str, tuple[Any, ...]] = WHOLE_HEADS,
     **others: Any,
 ) -> Family:
     """Return a class whose modules have Llama's names.

@@ -48,6 +48,8 @@ OPT = Family(
         Row("lm_head", ("lm_head",)),
     ),
     entries=(
+        _OneWidth(),
+        Key("do_layer_norm_before", "layers.norm_placement", True, {True: "before"}),
         Key("num_hidden_layers", "layers"),
         Key("hidden_size", "width"),
         # The class has one key and one value per query.
@@ -57,7 +59,6 @@ OPT = Family(
         Key("activation_function", "layers.channel.activation", "relu", UNGATED),
         Key("enable_bias", _BIASES, True),
         Key("tie_word_embeddings", "head.tied", True),
-        _OneWidth(),
     ),
     fixed={
         **LAYERNORM,
@@ -67,8 +68,6 @@ OPT = Family(
         "embedding.position.offset": 2,
     },
     required={
-        "quantization_config": (),
-        "do_layer_norm_before": (True,),
         "_remove_final_layer_norm": (False,),
         "layer_norm_elementwise_affine": (True,),
     },

@@ -12,7 +12,7 @@ _ROTARY = (
     RotaryBase(),
     RotaryFraction("partial_rotary_factor", 1.0),
     # Older files call the scaling su or yarn.
-    RotaryScaling(("longrope",), {"su": "longrope", "yarn": "longrope"}),
+    RotaryScaling(("longrope",), {"su": "longrope", "yarn": "longrope"}, length=4096),
 )
 PHI3 = like_llama(
     "phi3",
@@ -23,7 +23,7 @@ PHI3 = like_llama(
         Row("attention.dense", ("self_attn.o_proj",)),
         *GATED_MLP,
     ),
-    required={"quantization_config": ()},
+    required={},
     dropouts={"hidden-dropout": "resid_pdrop", "attention-dropout": "attention_dropout"},
     joined={"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")},
 )

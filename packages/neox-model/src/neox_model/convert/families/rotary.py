@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from neox_config.facts.rotary import longrope_attention_factor, yarn_attention_factor
-from neox_config.spec.values import Each
+from neox_config.spec.values import ABSENT, Each
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.families.values import first, in_layers, number, truth, whole_number
 from neox_model.convert.families.windows import FULL, SLIDING, RepeatedWindows, window_sizes
@@ -21,17 +21,21 @@ _BASE, _FRACTION, _SCALING = (f"layers.mixer.position.{name}" for name in ("base
 
 def _block(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the block; transformers prefers the older name."""
-    found = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if not isinstance(found, Mapping):
-        raise ConversionError(
-            f"config.json has rope_parameters: {found!r}, which is not a block; copy it again"
-        )
+    found = _mapping(config.get("rope_scaling") or config.get("rope_parameters"))
     if any(isinstance(value, Mapping) for value in found.values()):
         raise ConversionError(
             "config.json has rope_parameters by type of layer, but neox-model has one for all layers; only "
             "models with one can be converted"
         )
     return found
+
+
+def _mapping(found: Any) -> Mapping[str, Any]:
+    if not isinstance(found or {}, Mapping):
+        raise ConversionError(
+            f"config.json has rope_parameters: {found!r}, which is not a block; copy it again"
+        )
+    return found or {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +98,19 @@ class RotaryScaling:
     Args:
         types: formulas of the class; others are not written.
         words: older names of formulas -> today's.
+        length: the original length, outside the block, if there is none; None: it is in the block.
     """
 
     types: tuple[str, ...] = _TYPES
     words: Mapping[str, str] = field(default_factory=dict)
+    length: int | None = None
 
     def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return our settings, in the order of `rotary_scaling`; none without scaling."""
         block = _block(config)
         kind = block.get("rope_type") or block.get("type")
-        return {_SCALING: _scaling({**block, "rope_type": self.words.get(str(kind), kind)}, config)}
+        block = {**block, "rope_type": self.words.get(str(kind), kind)}
+        return {_SCALING: _scaling(block, {_LENGTH: self.length, **config})}
 
     def write(self, model: Mapping[str, Any], config: dict[str, Any]) -> None:
         """Add the settings, also under the name that earlier versions read."""
@@ -111,6 +118,8 @@ class RotaryScaling:
         if settings["rope_type"] != "default" and settings["rope_type"] in self.types:
             config["rope_scaling"] = config.setdefault("rope_parameters", {}) | settings
             config["rope_parameters"] = config["rope_scaling"]
+            if self.length is not None:
+                config[_LENGTH] = settings[_LENGTH]
 
 
 def _entries_of(scaling: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
@@ -167,15 +176,20 @@ class RotaryByType:
 
     def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return base and scaling of each layer."""
-        blocks = config.get("rope_parameters") or {}
-        full = {**(blocks.get(FULL) or {}), **(config.get("rope_scaling") or {})}
-        sliding = dict(blocks.get(SLIDING) or {})
+        blocks, scaling = (_mapping(config.get(name)) for name in ("rope_parameters", "rope_scaling"))
+        if "type" in scaling and "rope_type" not in scaling:
+            raise ConversionError(
+                f"config.json has rope_scaling with type: {scaling['type']!r}, which only some versions of "
+                "transformers read; rename it to rope_type, or remove rope_scaling"
+            )
+        full = {**_mapping(blocks.get(FULL)), **scaling}
+        sliding = dict(_mapping(blocks.get(SLIDING)))
         full.setdefault("rope_theta", config.get("rope_theta") or self.full)
         sliding.setdefault("rope_theta", config.get(self.older_sliding or "") or self.sliding)
         of_layers = [sliding if each else full for each in self.windows.slides(config)]
         return {
             _BASE: Each(tuple(number(each["rope_theta"], "rope_theta") for each in of_layers)),
-            _SCALING: Each(tuple(_scaling(each, config) for each in of_layers)),
+            _SCALING: Each(tuple(_scaling(each, {**config, _LENGTH: None}) for each in of_layers)),
         }
 
     def write(self, model: Mapping[str, Any], config: dict[str, Any]) -> None:
@@ -187,8 +201,11 @@ class RotaryByType:
         of_layers = (window_sizes(model), in_layers(model, _BASE), in_layers(model, _SCALING))
         for window, base, scaling in zip(*of_layers, strict=True):
             kind = FULL if window is None else SLIDING
-            blocks[kind] = {"rope_theta": base, **_entries_of(scaling)}
+            if base is not ABSENT:  # The layer is rotated.
+                blocks[kind] = {"rope_theta": base, **_entries_of(scaling)}
         config["rope_parameters"] = blocks
+        if blocks[FULL]["rope_type"] != "default":
+            config["rope_scaling"] = blocks[FULL]
         config["rope_theta"] = blocks[FULL]["rope_theta"]
         if self.older_sliding is not None:
             config[self.older_sliding] = blocks[SLIDING]["rope_theta"]

@@ -9,7 +9,7 @@ from neox_model.convert.errors import ConversionError
 
 __all__ = [
     *("CHECKS", "Optional"),
-    *("first", "in_layers", "layer_count", "number", "truth", "whole_number"),
+    *("first", "in_layers", "layer_count", "number", "positive", "truth", "whole_number"),
 ]
 
 _LARGEST = 1e30
@@ -36,6 +36,13 @@ def number(value: Any, name: str) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST < value < _LARGEST:
         return float(value)
     raise _wrong(value, name, "a number")
+
+
+def positive(value: Any, name: str) -> float:
+    """Return a value that must be a number above 0."""
+    if number(value, name) > 0:
+        return float(value)
+    raise _wrong(value, name, "a number above 0")
 
 
 def truth(value: Any, name: str) -> bool:

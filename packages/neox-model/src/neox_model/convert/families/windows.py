@@ -1,6 +1,6 @@
 """Entries of sliding windows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,19 +102,35 @@ class RepeatedWindows:
         config["layer_types"] = [FULL if each is None else SLIDING for each in tokens]
 
 
+def _last_layers(config: Mapping[str, Any]) -> list[bool]:
+    first = number(config.get("max_window_layers", 28), "max_window_layers")
+    return [index >= first for index in range(config["num_hidden_layers"])]
+
+
 @dataclass(frozen=True, slots=True)
 class ChosenWindows:
-    """Some layers have a window."""
+    """Some layers have a window.
+
+    Args:
+        default: the window if the entry is absent; None: there is none.
+        slides: whether each layer has a window if `layer_types` does not list them.
+    """
+
+    default: int | None = 4096
+    slides: Callable[[Mapping[str, Any]], list[bool]] = _last_layers
 
     def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the window of each layer that has one."""
-        if not config.get("use_sliding_window"):
-            return {}
         kinds = _kinds(config)
-        if kinds is None:
-            first = number(config.get("max_window_layers", 28), "max_window_layers")
-            kinds = [SLIDING if index >= first else FULL for index in range(config["num_hidden_layers"])]
-        return _windows({"sliding_window": 4096, **config}, [kind == SLIDING for kind in kinds])
+        if not config.get("use_sliding_window"):
+            if SLIDING in (kinds or ()):
+                raise ConversionError(
+                    f"config.json has layer_types with {SLIDING}, but not use_sliding_window: true; correct "
+                    "one of the two, or copy the folder again"
+                )
+            return {}
+        slides = self.slides(config) if kinds is None else [kind == SLIDING for kind in kinds]
+        return _windows({"sliding_window": self.default, **config}, slides)
 
     def write(self, model: Mapping[str, Any], config: dict[str, Any]) -> None:
         """Add the window and the type of each layer."""
