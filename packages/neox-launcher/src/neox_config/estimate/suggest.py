@@ -138,7 +138,7 @@ def _moving_seconds(setup: Setup, cluster: Cluster) -> float:
 def _update_seconds(setup: Setup, cluster: Cluster) -> float:
     on_device = replace(setup, on_host=False)
     kept = max(device_memory(on_device, stage).optimizer for stage in {0, setup.run.layout.stages - 1})
-    per_parameter = 4 * (setup.states + 1)
+    per_parameter = 4 * (2 if setup.averages_weights else 1) + setup.state_bytes * setup.states
     return kept / per_parameter * UPDATE_BYTES / cluster.device_bandwidth
 
 

@@ -164,6 +164,9 @@ def _weights(config: NeoXConfig, model: ModelSpec) -> Iterator[tuple[str, _Weigh
         "up": (inner, width, inner_size, model.width),
         "down": (width, inner, model.width, inner_size),
     }
+    if mixer.gate != "none":
+        per_head = 1.0 if mixer.gate == "element" else grows.head
+        sizes["gate"] = (query / per_head, width, mixer.gate_width, model.width)
     # What Muon makes orthogonal, where that is not the whole matrix.
     parts = {
         "separate": {"qkv": (query, width, mixer.query_width, model.width)},

@@ -1,4 +1,4 @@
-"""`neox-launch` with `autotuning.enabled`: runs trials instead of a run, and prints their results."""
+"""`neox-launch` with `autotuning.enabled`: runs trials instead of training, and prints their results."""
 
 import json
 from collections.abc import Callable

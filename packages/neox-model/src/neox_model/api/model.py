@@ -24,7 +24,7 @@ from neox_config.schema.sections.checkpoint import CheckpointSection
 from neox_config.schema.sections.generation import GenerationSection
 from neox_config.schema.sections.precision import PrecisionSection
 from neox_config.spec.model import Retrieval, Vocabulary
-from neox_config.spec.recorded import fusions_off
+from neox_config.spec.recorded import MODEL_SECTIONS, fusions_off
 from neox_config.spec.run import DataType
 from neox_data.preprocess.chat_template import ChatTemplate, load_chat_template
 from neox_data.preprocess.chat_tokens import encode_conversation, end_of_answer, ends_of_answers
@@ -55,7 +55,6 @@ from neox_model.worker import our_errors
 
 __all__ = ["DataType", "Model", "load_model"]
 
-_SECTIONS = ("model", "attention", "tokenizer")
 # Other parameters of generation are about prompts and files of the command, and evaluations.
 _SETTINGS = (
     *("maximum_tokens", "temperature", "top_k", "top_p", "repetition_penalty"),
@@ -109,7 +108,7 @@ class Model:
         Together with parameters of a run they are a configuration: `load_config(model.settings, {...})`.
         """
         found: dict[str, Any] = {}
-        for name in _SECTIONS:
+        for name in MODEL_SECTIONS:
             section = getattr(self.config, name)
             # How the model is computed is not part of it.
             computed = set(fusions_off(section))

@@ -134,7 +134,7 @@ class Trainer:
                 run, loop = resources.enter_context(open_run(groups, resolved, extensions))
                 # Also when the program ends, or forgets the Trainer.
                 self._release = finalize(self, _release, resources.pop_all(), run.state)
-        # The run has the memory of the run, which ends with it; the others remain.
+        # The Run holds the memory of training, which is released with it; the others remain.
         self._open: tuple[Run, Loop] | None = run, loop
         self._config, self._state = run.config, run.state
         self._results = run.evaluator.results

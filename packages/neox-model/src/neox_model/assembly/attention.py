@@ -118,6 +118,7 @@ def build_attention(
     operators: Operators,
     adapters: Mapping[str, LowRank],
     masks: DocumentMasks | None = None,
+    gate_init: InitMethod | None = None,
     norm: Norm | None = None,
     tables: dict[Any, RotaryTables] | None = None,
 ) -> Factory:
@@ -134,6 +135,7 @@ def build_attention(
         operators: the operators that the layer calls.
         adapters: low-rank adapters by the name of their matrix.
         masks: masks of documents that the layers share; None: the layer makes its own.
+        gate_init: initialization of the gate; None: as the query-key-value projection.
         norm: the norm of the layer, of whose kind those of queries and keys are; None: leave these out.
         tables: rotary tables that layers with the same rotation share, to which it adds; None: as `masks`.
     """
@@ -153,6 +155,7 @@ def build_attention(
         qkv_bias=mixer.qkv_bias,
         output_bias=mixer.output_bias,
         gate_width=mixer.gate_width,
+        gate_init=gate_init,
         # A norm that adds the output to the residual does not add its bias.
         skip_bias=operators.bias_dropout_add is not None and operators.norm_of_sum is None,
         group=group,

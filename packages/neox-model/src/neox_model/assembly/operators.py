@@ -40,7 +40,6 @@ from neox_kernels import (
 from neox_kernels.operator import MakeExample
 from neox_model.assembly.choices import DTYPES, all_ranks_agree
 from neox_model.assembly.compiler_cache import private_compiler_cache
-from neox_model.layers.activations import clamped_swiglu
 from neox_model.layers.attention.dense import hidden_keys
 from neox_model.parallel.cross_entropy import LossOperator, chunk_rows_on
 from neox_model.parallel.groups import Groups
@@ -187,10 +186,7 @@ def _of_channel(
         return {"bias_gelu": gelu}
     if not channel.is_plain:
         logger.info("swiglu: PyTorch's operators, because the fused ones have no limit, alpha or offset")
-        clamped = partial(
-            clamped_swiglu, limit=channel.limit, alpha=channel.alpha, up_offset=channel.up_offset
-        )
-        return {"bias_gelu": gelu, "gated_activation": clamped}
+        return {"bias_gelu": gelu}
     operator = gated[channel.activation]
     chosen = chooser.fused("glu-fusion", fusions.glu, operator, shape_SBF)
     again = None if chosen is None else operator.again

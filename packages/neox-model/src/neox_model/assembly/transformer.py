@@ -16,7 +16,7 @@ from neox_model.assembly.norms import build_norm
 from neox_model.assembly.operators import Operators
 from neox_model.errors import LayoutError
 from neox_model.initialization import build_init_method, multiplied
-from neox_model.layers.activations import ACTIVATIONS, GATED_ACTIVATIONS
+from neox_model.layers.activations import ACTIVATIONS, GATED_ACTIVATIONS, clamped_swiglu
 from neox_model.layers.attention import DocumentMasks
 from neox_model.layers.mlp import MLP, GatedMLP
 from neox_model.layers.positions import RotaryTables
@@ -133,6 +133,7 @@ def build_layer(
             masks=None if drops_tokens else masks,
             norm=layer.norm,
             tables=tables,
+            gate_init=build_init(run, "gate"),
         ),
         "mlp": _mlp(layer.channel, spec.width, run, {**inits("up", "down"), "adapters": adapters}, operators),
         "parallel_residual": layer.residual == "parallel",
@@ -162,6 +163,11 @@ def _mlp(
     if channel.is_gated:
         is_fused = operators.gated_again is not None
         options["gated_activation"] = operators.gated_activation
+        if not channel.is_plain:
+            # Not an operator to choose: it computes something else, also where no operator is chosen.
+            options["gated_activation"] = partial(
+                clamped_swiglu, limit=channel.limit, alpha=channel.alpha, up_offset=channel.up_offset
+            )
         options["gated_again"] = operators.gated_again
         options["recomputes_product"] = run.recomputation.recomputes_product(is_fused=is_fused)
         options["adds_gradients"] = not run.layout.splits_backward

@@ -1,4 +1,4 @@
-"""`python -m neox_model.convert` is `neox-convert`, which a run also runs at its end."""
+"""`python -m neox_model.convert` is `neox-convert`, which hf-export also starts."""
 
 from neox_config.interrupts import Importing
 

@@ -58,7 +58,8 @@ def read_prompts(path: Path, end: str = "\n") -> list[tuple[int, str]]:
         number += (prompt + end).count("\n")
     if not prompts:
         raise ConfigError(
-            f"sample_input_file {path} contains no prompts; write each, then prompt-end ({end!r})"
+            f"sample_input_file {path} contains no prompts; write prompts, each followed by "
+            f"prompt-end ({end!r})"
         )
     empty, unit = len(found) - len(prompts), "line" if end == "\n" else "prompt"
     left_out = pluralize(empty, f"empty {unit} is", f"empty {unit}s are")

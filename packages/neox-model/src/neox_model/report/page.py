@@ -7,6 +7,7 @@ from importlib import resources
 from operator import getitem
 from typing import Any
 
+from neox_config.facts.records import AVERAGED
 from neox_config.pluralize import pluralize
 from neox_model.report.charts import all_figures
 from neox_model.report.compare import changes, differences, flattened
@@ -126,9 +127,10 @@ def _tiles(run: Run) -> Iterator[Html]:
         if (share := last(metric)) is not None:
             texts[label] = f"{100 * share:.1f} %"
     texts["most memory, rank 0"] = size(_largest(run, *_MEMORY))
+    evaluations = sum(not str(each.get("part")).endswith(AVERAGED) for each in happened(run, "evaluation"))
     numbers = (
         pluralize(run.restarts, "restart"),
-        pluralize(len(happened(run, "evaluation")), "evaluation"),
+        pluralize(evaluations, "evaluation"),
         pluralize(_skipped(run), "update skipped", "updates skipped"),
         pluralize(len(loss_spikes(run)), "loss spike"),
         pluralize(len(run.checkpoints), "checkpoint kept", "checkpoints kept"),

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from neox_config.facts.records import AVERAGED
 from neox_config.facts.spikes import ROLLBACK
 from neox_config.pluralize import first_few, pluralize
 from neox_model.report.compare import Change, changes
@@ -211,7 +212,9 @@ def _in_words(event: Mapping[str, Any]) -> tuple[str, str]:
     get = event.get
     match event["event"]:
         case "evaluation":
-            part = {"valid": "validation"}.get(str(get("part")), str(get("part")))
+            plain = str(get("part")).removesuffix(AVERAGED)
+            part = {"valid": "validation"}.get(plain, plain)
+            part += " (averaged weights)" if plain != get("part") else ""
             text = f"{part} loss {number(get('loss'))}, perplexity {number(get('perplexity'))}"
             return text, f"took {duration(get('seconds'))}"
         case "skipped":

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from neox_config.facts.records import AVERAGED
 from neox_config.pluralize import pluralize
 from neox_config.schema.sections.generation import GenerationSection
 from neox_data.tokenizers import Tokenizer
@@ -21,15 +22,12 @@ from neox_model.scoring.endings import STOPPED, StoppedError
 from neox_model.train.data.batch import Batch
 from neox_model.train.data.streams import Stream
 
-__all__ = ["AVERAGED", "EVALUATIONS", "PARTS", "Evaluation", "Evaluator", "character_count", "retrieval_loss"]
+__all__ = ["EVALUATIONS", "PARTS", "Evaluation", "Evaluator", "character_count", "retrieval_loss"]
 
 logger = logging.getLogger(__name__)
 
 PARTS = {"valid": "validation", "test": "test"}
 """Part of the data -> the name of its evaluation, in the order in which results are shown."""
-
-AVERAGED = "_ema"
-"""End of the names of evaluations of averaged weights, and of their parts."""
 
 EVALUATIONS = {part + end: name + end for part, name in PARTS.items() for end in ("", AVERAGED)}
 """Part of the data, and of averaged weights -> the name of its evaluation, in the same order."""

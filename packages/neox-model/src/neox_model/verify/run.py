@@ -276,13 +276,19 @@ def _compare_metrics(
     metrics: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], float | None]]] = {
         "loss/train": ("loss", "loss", lambda line: line["loss"]),
         "optimizer/grad_norm": ("gradient norm", "norm", lambda line: line["grad_norm"]),
-        "optimizer/learning_rate": ("learning rate", "setting", lambda line: line["settings"][0]["lr"]),
+        "optimizer/learning_rate": ("learning rate", "setting", _base_rate),
     }
     for metric, (name, limit, read) in metrics.items():
         wanted = {line["iteration"]: line[metric] for line in recorded if metric in line}
         numbers = {iteration: read(lines[min(lines)]) for iteration, lines in resumed.steps.items()}
         found = {iteration: number for iteration, number in numbers.items() if number is not None}
         compare_numbers(wanted, found, name, None if limits is None else getattr(limits, limit), findings)
+
+
+def _base_rate(line: Mapping[str, Any]) -> float:
+    """Return the rate of the schedule: that of a group of parameters, without its multiplier (use_mup)."""
+    group = line["settings"][0]
+    return float(group["lr"] / group.get("rate_multiplier", 1.0))
 
 
 def _state(folder: str | None) -> State:

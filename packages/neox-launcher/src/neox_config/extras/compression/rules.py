@@ -184,6 +184,13 @@ def compression_has_whole_weights(c: NeoXConfig) -> Iterator[Problem]:
         yield Problem("zero_optimization.stage", what, "use engine: torch, or stage 0")
 
 
+def averages_are_not_compressed(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse averages of the weights of a compressed model."""
+    if c.optimizer.ema_decay is not None and compresses(c):
+        what = "averages weights that are neither quantized nor pruned, as those of the compressed model are"
+        yield Problem("ema_decay", what, "remove it, or compress after training")
+
+
 def bits_do_not_grow(c: NeoXConfig) -> Iterator[Problem]:
     """Require target_bits to be at most start_bits."""
     groups = c.compression.compression_training.weight_quantization.different_groups

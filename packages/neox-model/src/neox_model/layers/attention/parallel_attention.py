@@ -57,6 +57,7 @@ class ParallelAttention(Cached):
         output_bias: use a bias in the output projection.
         skip_bias: return the bias of the output instead of adding it.
         gate_width: outputs of the gate, one per head or one per channel of each head; 0: no gate.
+        gate_init: fills the gate; None: `init`.
         group: the ranks over which the heads are split.
         adapters: forms of low-rank adapters by the name of the matrix, `qkv` or `dense`.
 
@@ -83,6 +84,7 @@ class ParallelAttention(Cached):
         output_bias: bool = True,
         skip_bias: bool = False,
         gate_width: int = 0,
+        gate_init: InitMethod | None = None,
         recomputes_core: bool = False,
         group: Group = SINGLE_RANK,
         adapters: Mapping[str, LowRank] = _NO_ADAPTERS,
@@ -105,7 +107,9 @@ class ParallelAttention(Cached):
         self.qk_norm = qk_norm() if qk_norm is not None else None
         self.gate: ColumnParallelLinear | None = None
         if gate_width:
-            self.gate = ColumnParallelLinear(hidden_size, gate_width, init=init, bias=False, group=group)
+            self.gate = ColumnParallelLinear(
+                hidden_size, gate_width, init=gate_init or init, bias=False, group=group
+            )
         self.position = position() if position is not None else None
         self.core = core()
         self.recomputes_core = recomputes_core

@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Self
 
+from neox_config.facts.records import AVERAGED
 from neox_model.scoring.endings import NotFiniteError, StoppedError
 from neox_model.train.callbacks.average import WeightAverage
 from neox_model.train.callbacks.checkpoint import CheckpointCallback
 from neox_model.train.callbacks.stop import StopCallback
 from neox_model.train.copied_model import copied_forward
-from neox_model.train.evaluate import AVERAGED, EVALUATIONS
+from neox_model.train.evaluate import EVALUATIONS
 from neox_model.train.run import Callback, Run
 from neox_model.train.state import StepReport
 
