@@ -102,6 +102,7 @@ def read_run(config: NeoXConfig, sizes: Sizes) -> RunSpec:
         compression=config.compression.compression_training,
         compressible=tuple(compressible_matrices(config)) if compresses(config) else (),
         targets=config.objective,
+        experts=config.experts,
     )
 
 
