@@ -16,8 +16,8 @@ from neox_config.spec.model import Alibi, Attention, Layer, Learned, ModelSpec, 
 
 __all__ = [
     "Weights",
-    "bucketed_parameters",
     "active_parameters",
+    "bucketed_parameters",
     "count_parameters",
     "each_tensor",
     "is_matrix_of_layer",

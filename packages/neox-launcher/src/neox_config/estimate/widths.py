@@ -14,7 +14,7 @@ from neox_config.estimate.mixers import keeps_scores
 from neox_config.facts.widths import ALIGNED, BEST_ALIGNED, next_aligned
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
-from neox_config.spec.model import Attention, Retrieval, SpatialMLP
+from neox_config.spec.model import MLP, Attention, Experts, Retrieval, SpatialMLP
 from neox_config.spec.recorded import recorded_model
 from neox_config.spec.resolve import Resolved
 
