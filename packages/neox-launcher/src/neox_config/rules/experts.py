@@ -29,7 +29,7 @@ def experts_run_where_they_are_built(c: NeoXConfig) -> Iterator[Problem]:
         ),
         "optimizer.type": (
             facts is not None and bool(facts.matrix_states or facts.replica_states),
-            "is not supported with experts: it updates matrices, or averages momenta with one bit per element",
+            "updates matrices, or averages momenta with one bit per element; experts are neither",
             "use Adam, or set moe-num-experts: 1",
         ),
         "compression_training": (

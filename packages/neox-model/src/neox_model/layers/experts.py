@@ -71,7 +71,7 @@ class Router(nn.Module):
 
     Attributes:
         counts: tokens of each expert since `take_counts`, int64 [E].
-        loss_scale: returns the loss scale of the backward pass; None: losses are not scaled. Set by the engine.
+        loss_scale: returns the loss scale of the backward pass, None without; the engine sets it.
     """
 
     def __init__(

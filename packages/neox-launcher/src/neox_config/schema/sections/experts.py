@@ -61,9 +61,9 @@ class ExpertsSection(Section, resume="model"):
         resume="training",
         used_when=_WHEN_ON,
         source="arXiv:2202.01169 (sinkhorn)",
-        doc="How experts are chosen in training. topk: those with the largest scores. sinkhorn: those with the "
-        "largest scores after three steps that balance the experts over all tokens of the micro-batch, also "
-        "over later ones. Evaluation and generation always choose the largest scores.",
+        doc="How experts are chosen in training. topk: the largest scores. sinkhorn: the largest after three "
+        "steps that balance the experts over all tokens of the micro-batch, also over later ones. Evaluation "
+        "and generation always choose the largest scores.",
     )
     moe_scores: Literal["auto", "softmax", "sigmoid"] = param(
         "auto",
@@ -87,7 +87,7 @@ class ExpertsSection(Section, resume="model"):
         none_means="no jitter",
         used_when=_TOP_K,
         source="arXiv:2101.03961",
-        doc="In training, multiply each input of the router by a random number between 1 - this and 1 + this.",
+        doc="In training, multiply each input of the router by a random number from 1 - this to 1 + this.",
     )
     moe_shared_width: int = param(
         0,
@@ -113,9 +113,9 @@ class ExpertsSection(Section, resume="model"):
         resume="training",
         used_when=_TOP_K,
         source="arXiv:2412.19437, equation 17",
-        doc="Coefficient of a loss that balances the experts of each layer within each sequence: the sum over "
-        "experts of their share of the tokens times their mean score, 1 if they are equal. Its gradient "
-        "reaches the router; the logged losses do not contain it. 1e-2 is usual.",
+        doc="Coefficient of a loss that balances the experts of each layer within each sequence: the sum "
+        "over experts of their share of the tokens times their mean score, 1 if they are equal. Its "
+        "gradient reaches the router; the logged losses do not contain it. 1e-2 is usual.",
     )
     moe_router_z_loss: float = param(
         0.0,
@@ -134,8 +134,9 @@ class ExpertsSection(Section, resume="model"):
         origin="ours",
         used_when=_TOP_K,
         source="arXiv:2408.15664",
-        doc="Add a number per expert to the scores by which experts are chosen, and not to their weights. After "
-        "each update that of an expert with less than the mean number of tokens grows, and others shrink.",
+        doc="Add a number per expert to the scores by which experts are chosen, and not to their weights. "
+        "After each update that of an expert with less than the mean number of tokens grows, and others "
+        "shrink.",
     )
     moe_expert_bias_rate: float = param(
         0.001,
