@@ -228,6 +228,9 @@ def test_a_bias_moves_towards_the_mean_and_is_centred() -> None:
     router.move_bias(torch.tensor([10, 0, 4, 3, 3]), 0.5)
     torch.testing.assert_close(router.bias, torch.tensor([-0.7, 0.3, -0.2, 0.3, 0.3]))
     assert router.bias.sum().abs() < 1e-6
+    router.bias += 1e-5
+    moved = router.bias.clone()
+    assert torch.equal(router.bfloat16().bias, moved)
 
 
 def test_a_checkpoint_has_the_bias_of_each_layer_with_experts() -> None:

@@ -1,8 +1,9 @@
 """What follows from the parameters of experts."""
 
+from neox_config.derive.widths import mlp_width
 from neox_config.schema.config import NeoXConfig
 
-__all__ = ["expert_layers", "expert_scores", "expert_width", "has_experts"]
+__all__ = ["expert_layers", "expert_scores", "expert_width", "has_experts", "inner_widths"]
 
 _MULTIPLE = 256
 
@@ -29,6 +30,14 @@ def expert_width(config: NeoXConfig) -> int:
     """
     given = config.experts.moe_expert_width or config.model.intermediate_size
     return given or -(-4 * config.model.hidden_size // _MULTIPLE) * _MULTIPLE
+
+
+def inner_widths(config: NeoXConfig) -> dict[str, int]:
+    """Return the inner widths of the feed-forward blocks that layers have, by parameter."""
+    layers, shared = expert_layers(config), config.experts.moe_shared_width
+    dense = {"mlp_width": mlp_width(config)} if len(layers) < config.model.num_layers else {}
+    experts = {"moe_expert_width": expert_width(config)} | ({"moe_shared_width": shared} if shared else {})
+    return dense | (experts if layers else {})
 
 
 def expert_scores(config: NeoXConfig) -> str:

@@ -147,6 +147,14 @@ class Router(nn.Module):
         (gradient,) = torch.autograd.grad(total / (self.balance.accumulation * self.group.size), logits_SBE)
         return gradient
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Router":
+        """Move the bias with the module, and keep it in float32, of which its small changes have need."""
+        bias = self.bias
+        super()._apply(fn, recurse)
+        if bias is not None and self.bias is not None:
+            self.bias = bias.to(self.bias.device)
+        return self
+
     def take_counts(self) -> Tensor:
         """Return the tokens of each expert since the last call."""
         counts = self.counts.clone()
