@@ -352,11 +352,11 @@ EXAMPLES = {
         "moe-num-experts: 4\nengine: deepspeed", "engine", [],
         "moe-num-experts: 4\nengine: torch"),
     "experts_run_where_they_are_built: muon": (
-        "moe-num-experts: 4\noptimizer: {type: Muon, params: {lr: 0.1}}", "optimizer.type", [],
-        "moe-num-experts: 4\noptimizer: {type: Adam, params: {lr: 0.1}}"),
+        "moe-num-experts: 4\n--set optimizer.type=Muon", "optimizer.type", [],
+        "moe-num-experts: 4"),
     "experts_run_where_they_are_built: shared layers": (
         "moe-num-experts: 4\nnum-unique-layers: 2", "num_unique_layers", [],
-        "moe-num-experts: 4\nnum-layers: 2"),
+        "moe-num-experts: 4"),
     "experts_run_where_they_are_built: adapters": (
         "moe-num-experts: 4\nlora-rank: 2\nlora-base: x\nlora-target-modules: [qkv, up]", "lora_target_modules", [],
         "moe-num-experts: 4\nlora-rank: 2\nlora-base: x\nlora-target-modules: [qkv, dense]"),
@@ -366,9 +366,6 @@ EXAMPLES = {
     "experts_run_where_they_are_built: limit": (
         "moe-num-experts: 4\nactivation: swiglu\nglu-limit: 7.0", "glu_limit", [],
         "moe-num-experts: 4\nactivation: swiglu"),
-    "experts_run_where_they_are_built: curvature": (
-        "moe-num-experts: 4\neigenvalue: {enabled: true}", "eigenvalue.enabled", [],
-        "moe-num-experts: 4\neigenvalue: {enabled: false}"),
     "a_token_has_at_most_all_experts": ("moe-num-experts: 4\nmoe-top-k: 5", "moe_top_k", ["4"], "moe-num-experts: 4\nmoe-top-k: 4"),
     "experts_are_in_layers": ("moe-num-experts: 4\nmoe-layers: [1, 4]", "moe_layers", ["0", "3"], "moe-num-experts: 4\nmoe-layers: [1, 3]"),
     "experts_are_in_layers: order": ("moe-num-experts: 4\nmoe-layers: [2, 1]", "moe_layers", ["0", "3"],
