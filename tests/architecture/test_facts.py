@@ -98,7 +98,7 @@ FACTS = {
             "neox_config.schema.sections.model",
             "neox_config.estimate.mixers",
             "neox_config.spec.model",
-            "neox_model.assembly.transformer",
+            "neox_model.assembly.norms",
         ),
         text=r"[\"']scalenorm[\"'](?!: ScaleNorm)|\.(rms_norm|scalenorm)_epsilon",
     ),

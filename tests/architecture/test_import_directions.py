@@ -60,6 +60,7 @@ ROOMS = {
         "autotuning": {"controller", "plan", "protocol", "resources"},
         "verify_resume": {"controller", "plan", "protocol", "resources"},
         "verify_layout": {"controller", "plan", "protocol", "resources"},
+        "coord_check": {"verify_layout", "controller", "plan", "protocol", "resources"},
         # -- before there is a configuration
         "init": set(),
         "cli": {
@@ -67,6 +68,7 @@ ROOMS = {
             "autotuning",
             "verify_resume",
             "verify_layout",
+            "coord_check",
             "controller",
             "agent",
             "plan",
@@ -144,6 +146,7 @@ ROOMS = {
         },
         "verify": {"checkpoint", "metrics", "worker", "errors"},
         "verify_layout": {"assembly", "checkpoint", "engine", "parallel", "train", "worker"},
+        "coord_check": {"parallel", "report", "train", "verify_layout", "worker"},
         # -- programs and notebooks
         "api": {
             *("assembly", "checkpoint", "convert", "generate", "optim", "parallel", "processes", "train"),
@@ -160,7 +163,7 @@ ROOMS = {
 READS_CONFIGURATION = (
     *("worker", "doctor", "processes", "assembly", "engine", "checkpoint", "train", "generate"),
     *("evaluate", "extras", "scoring", "verify", "commands", "inspection", "convert", "serve", "api"),
-    "verify_layout",
+    *("verify_layout", "coord_check"),
 )
 # What the other rooms may import of neox_config: the model's errors are subclasses of the configuration's, so
 # that one handler reports them all; the others have nothing to do with a configuration.

@@ -62,6 +62,9 @@ ZERO: dict[str, dict[str, Any]] = {
     for stage in (1, 3)
     for kind in OPTIMIZERS
 }
+# Sums of the squares of rows are joined, too.
+ROWS = {"optimizer": {"type": "Muon", "params": {"lr": 0.01, "row_beta": 0.9}}}
+ZERO |= {f"{case}-rows": settings | ROWS for case, settings in ZERO.items() if case.endswith("Muon")}
 
 CASES: dict[str, dict[str, Any]] = {
     f"{layout}, {architecture}": BASE | LAYOUTS[layout] | ARCHITECTURES[architecture]
@@ -79,6 +82,7 @@ CASES: dict[str, dict[str, Any]] = {
         f"tensor, {kind}": BASE | {"optimizer": {"type": kind, "params": {"lr": 0.01}}} for kind in OPTIMIZERS
     },
     "bf16, tensor, Muon": BASE | PRECISIONS["bf16"] | {"optimizer": {"type": "Muon", "params": {"lr": 0.01}}},
+    "tensor, Muon-rows": BASE | ROWS,
     "tensor, gated, SM3": BASE | LLAMA | {"optimizer": {"type": "SM3", "params": {"lr": 0.01}}},
     "data": BASE | {"model_parallel_size": 1},
     "data, overlapped": BASE | {"model_parallel_size": 1, "zero_optimization": {"overlap_comm": True}},

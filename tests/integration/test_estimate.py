@@ -234,6 +234,7 @@ def test_stored_activations_of_fused_operators_equal_the_formula(monkeypatch, kv
         ("Lamb", {}),
         ("Lion", {}),
         ("Muon", {}),
+        ("Muon", {"row_beta": 0.9}),
         ("SM3", {}),
         ("SM3", {"momentum": 0.9}),
     ],

@@ -48,6 +48,13 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "wsd": {"lr_decay_style": "wsd", "min_lr": 4e-4, "lr_wsd_decay_iters": 6, "warmup_iters": 3},
     "wsd, 1-sqrt": {"lr_decay_style": "wsd", "lr_wsd_decay_style": "1-sqrt", "lr_wsd_decay_fraction": 0.5},
     "wsd, cosine": {"lr_decay_style": "wsd", "lr_wsd_decay_style": "cosine", "lr_decay_iters": 15},
+    "wsd, repeated": {
+        "lr_decay_style": "wsd",
+        "lr_wsd_decays": [5, 12],
+        "lr_wsd_decay_fraction": 0.4,
+        "warmup_iters": 2,
+        "min_lr": 4e-4,
+    },
     "LRRangeTest": scheduler("LRRangeTest", lr_range_test_min_lr=1e-4, lr_range_test_step_size=4),
     "LRRangeTest, staircase": scheduler(
         "LRRangeTest",

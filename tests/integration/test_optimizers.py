@@ -49,7 +49,7 @@ def unknown_states(cell: Cell, states: set[str]) -> list[str]:
     """Return where the states differ from what the table of optimizers says."""
     facts, given = OPTIMIZER_FACTS[cell.type.lower()], OPTIMIZERS[cell.optimizer]
     found = [f"the table does not know the state {name}" for name in sorted(states - set(facts.kept))]
-    others = {*facts.numbers, *facts.other_shapes, *facts.matrix_states}
+    others = {*facts.numbers, *facts.other_shapes, *facts.matrix_states, *facts.row_states}
     others |= {*facts.replica_states, *facts.local_states}
     is_local = "local" in cell.optimizer and cell.precision != OVERFLOWING
     if set(facts.local_states) & states != set(facts.local_states if is_local else ()):
@@ -58,6 +58,8 @@ def unknown_states(cell: Cell, states: set[str]) -> list[str]:
     tensors = len(states - others) + is_local
     compresses = "compressed" in cell.optimizer and cell.layout == "data 2" and cell.precision != OVERFLOWING
     if (set(facts.replica_states) <= states) != (compresses or not facts.replica_states):
+        found.append(f"has the states {sorted(states)}")
+    if len(states & set(facts.row_states)) != facts.values_per_row(given):
         found.append(f"has the states {sorted(states)}")
     if tensors != facts.values_per_element(given):
         found.append(f"{tensors} values per element, {facts.values_per_element(given)} in the table")
@@ -110,6 +112,8 @@ WHOLE_ROWS = tuple(layout for layout in LAYOUTS if layout.startswith("torch, ZeR
 def layouts_of(optimizer: str) -> tuple[str, ...]:
     """Return the layouts on which an optimizer trains."""
     facts = OPTIMIZER_FACTS[optimizer.split(",")[0].lower()]
+    if "state_dtype" in OPTIMIZERS[optimizer]:
+        return tuple(layout for layout in LAYOUTS if not layout.startswith("ZeRO"))
     if facts.is_elementwise and not facts.replica_states:
         return tuple(LAYOUTS)
     joins = facts.joins_split_weights or facts.is_elementwise
@@ -127,7 +131,7 @@ def test_only_optimizers_that_require_whole_weights_or_whole_states_are_refused(
     for cell in (cell for cell in all_cells() if cell.precision == "bf16"):
         refusal = cell.refusal
         if cell.layout not in layouts_of(cell.optimizer):
-            reason = r"whole weights for its update|with one bit per element"
+            reason = r"whole weights for its update|with one bit per element|rounds a state by its place"
             assert re.search(reason, str(refusal)), cell.name
         else:
             assert refusal is None, cell.name
@@ -167,7 +171,7 @@ def check_joining(optimizer: str, layouts: Sequence[str], precision: str, folder
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["Lamb", "Muon", "SM3, momentum"])
+@pytest.mark.parametrize("optimizer", ["Lamb", "Muon", "Muon, rows", "SM3, momentum"])
 def test_an_optimizer_that_joins_rows_makes_the_updates_of_one_process_and_resumes(tmp_path, optimizer):
     check_joining(optimizer, ("torch, ZeRO 3", "torch, ZeRO 1, tensor 2"), "fp32", tmp_path)
 
@@ -266,6 +270,7 @@ def test_a_tour_goes_from_each_layout_to_each_other_one_once():
         ("NAdam", ["ZeRO 3", "tensor 2", "ZeRO 1"]),
         ("Adam", ["ZeRO 1", "torch, ZeRO 3", "tensor 2"]),
         ("Muon", ["data 2", "torch, ZeRO 3", "tensor 2"]),
+        ("Muon, rows", ["torch, ZeRO 3", "tensor 2", "torch, ZeRO 1"]),
         ("SM3, momentum", ["torch, ZeRO 1", "tensor 2", "torch, ZeRO 3"]),
         ("ZeroOneAdam, compressed, local", ["data 2", "tensor 2", "one process"]),
     ],

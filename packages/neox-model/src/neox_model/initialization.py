@@ -12,7 +12,7 @@ matrices, whose elements depend on all random numbers.
 import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from neox_model.parallel.logical import InitMethod, Logical, Writable, named_logical_parameters
 from neox_model.parallel.random import mixed_seed
 
-__all__ = ["INIT_METHODS", "build_init_method", "initialize_parameters"]
+__all__ = ["INIT_METHODS", "build_init_method", "initialize_parameters", "multiplied"]
 
 
 # Elements of a piece: 4 MB of float32.
@@ -37,10 +37,12 @@ class _Drawn:
     Args:
         distribution: kind of the distribution.
         scale: function of the whole shape: standard deviation of a normal, limit of a uniform distribution.
+        kind: see `Logical`.
     """
 
     distribution: Literal["normal", "uniform"]
-    scale: Callable[[tuple[int, ...]], float]
+    scale: Callable[[tuple[float, ...]], float]
+    kind: str | None = None
 
     def __call__(self, tensor: Tensor, generator: torch.Generator) -> None:
         """Fill the whole tensor."""
@@ -64,7 +66,7 @@ def _normal(std: float) -> InitMethod:
     return _Drawn("normal", lambda shape: std)
 
 
-def _xavier_std(shape: tuple[int, ...]) -> float:
+def _xavier_std(shape: tuple[float, ...]) -> float:
     """Return the standard deviation for a matrix, as torch's xavier init methods."""
     # Of the matrix of one expert, if it has several.
     *_, outputs, inputs = shape
@@ -108,6 +110,21 @@ def build_init_method(name: str, *, std: float, hidden_size: int, num_layers: in
     Source: GPT-NeoX's init methods; small_init arXiv:1910.05895, wang_init from GPT-J.
     """
     return INIT_METHODS[name](std, hidden_size, num_layers)
+
+
+def multiplied(init: InitMethod, kind: str, *, times: float, rows: float, columns: float) -> InitMethod:
+    """Return an init method for a kind of weights, with a multiple of what it is in a smaller model.
+
+    Args:
+        init: draws independent elements.
+        kind: see `Logical`.
+        times: multiple of the standard deviation.
+        rows: how many times as many rows a matrix has as in the smaller model.
+        columns: how many times as many columns.
+    """
+    assert isinstance(init, _Drawn), "an orthogonal matrix has no standard deviation"
+    usual = init.scale
+    return replace(init, kind=kind, scale=lambda shape: times * usual((shape[0] / rows, shape[1] / columns)))
 
 
 def initialize_parameters(

@@ -345,6 +345,7 @@ def test_recorded_arguments_are_compared(tmp_path, arguments, message):
     [
         ({"norm": "rmsnorm"}, ("input_layernorm.bias", "layer 02")),
         ({"no_weight_tying": False}, ("final_linear.weight", "layer 06")),
+        ({"attention_sinks": True}, ("attention-sinks", "GPT-NeoX")),
         ({"num_kv_heads": 2}, ("attention.query_key_value", "layer 02", "48")),
         ({"use_bias_in_mlp": False}, ("use-bias-in-mlp", "GPT-NeoX")),
         ({"pos_emb": "learned"}, ("position_embeddings.weight", "layer 00")),

@@ -5,18 +5,23 @@ import logging
 
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file
 
 from neox_config import load_config
 from neox_config.spec.resume import flat_values
 from neox_model.api.model import load_model
+from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.stream import StreamedTensor
 from neox_model.convert import from_hf as importing
 from neox_model.convert import to_hf as exporting
+from neox_model.convert.cli import main
 from neox_model.convert.from_hf import from_hf
 from neox_model.convert.to_hf import to_hf
 from neox_model.convert.weights import WeightFiles, write_weights
+from support.checkpoint_edits import edit_tensors
 from support.hf_models import ENTRIES, FAMILIES, SMALL, plain_settings, random_settings, write_model
+from support.refusals import refused
 
 
 def assert_same_weights(one, other):
@@ -75,6 +80,27 @@ def test_the_option_overrides_the_class_that_was_read(tmp_path, monkeypatch):
     from_hf(tmp_path / "theirs", tmp_path / "ours")
     to_hf(tmp_path / "ours" / "global_step0", tmp_path / "back", family="llama")
     assert class_in(tmp_path / "back") == ("llama", ["LlamaForCausalLM"])
+
+
+def test_averages_are_exported_and_proven_on_request(tmp_path, monkeypatch):
+    monkeypatch.setattr(importing, "prove", lambda *arguments, **options: {})
+    write_model(tmp_path / "theirs", "llama", SMALL)
+    from_hf(tmp_path / "theirs", tmp_path / "ours")
+    checkpoint = tmp_path / "ours" / "global_step0"
+    with refused(CheckpointError, "no averages"):
+        to_hf(checkpoint, tmp_path / "back", ema=True)
+
+    def average(tensors: dict[str, torch.Tensor]) -> None:
+        tensors |= {f"model/{name}/ema": values / 2 for name, values in tensors.items()}
+
+    edit_tensors(checkpoint, average)
+    command = ["to-hf", "--load", str(checkpoint), "--output", str(tmp_path / "back"), "--ema"]
+    result = CliRunner().invoke(main, command, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    there, here = WeightFiles(tmp_path / "theirs"), WeightFiles(tmp_path / "back")
+    assert there.tensors.keys() == here.tensors.keys()
+    for name in there.tensors:
+        assert torch.equal(here.whole(name), there.whole(name) / 2), name
 
 
 @pytest.mark.sweep

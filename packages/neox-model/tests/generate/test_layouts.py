@@ -54,6 +54,7 @@ def write_results(folder: Path, groups: Groups, precision: str, forward: Forward
         generation_batch_size=4,
         sample_input_file=str(folder / "prompts.txt"),
         sample_output_file=str(output),
+        return_logits=True,
         **sampled,
     )
     job = Job(settings, forward, TOKENIZER, groups, seed=3, seq_length=48)
@@ -84,12 +85,30 @@ def differences(found: dict[str, Any], alone: dict[str, Any], scorer: Scorer, to
     )
     values = zip(found["log_probabilities"][:same], alone["log_probabilities"][:same], strict=False)
     wrong = [f"{value} instead of {right}" for value, right in values if abs(value - right) > tolerance]
+    wrong += logits_apart(found, tolerance)
+    # Up to where tokens differ, the logits are those of one process.
+    both = [torch.tensor(each["logits"][:same]) for each in (found, alone)]
+    if same != 0 and both[0].numel() and (both[0] - both[1]).abs().max() > 10 * tolerance:
+        wrong.append("other logits")
     if same is None:
         return wrong if len(one) == len(other) else [*wrong, "another length"]
     before = [*TOKENIZER.encode(alone["context"]), *other[:same]]
     first, second = scores_of(scorer, [Part(before, [token]) for token in (other[same], one[same])])
     gap = first.log_likelihood - second.log_likelihood
     return wrong if gap <= 2 * tolerance else [*wrong, f"place {same}: a token that is less likely by {gap}"]
+
+
+def logits_apart(result: dict[str, Any], tolerance: float) -> list[str]:
+    """Return which logits of a result are not those of its tokens' log-probabilities."""
+    if not result["tokens"]:
+        return ["logits without a token"] if result.get("logits") else []
+    logits_TV = torch.tensor(result["logits"], dtype=torch.float64)
+    if logits_TV.shape != (len(result["tokens"]), TOKENIZER.vocab_size):
+        return [f"logits of the shape {tuple(logits_TV.shape)}"]
+    places = torch.tensor(result["tokens"]).unsqueeze(1)
+    values_T = logits_TV.log_softmax(1).gather(1, places).squeeze(1)
+    worst = (values_T - torch.tensor(result["log_probabilities"])).abs().max()
+    return [] if worst <= tolerance else [f"logits that are off by {worst}"]
 
 
 def tokens_of(result: dict[str, Any]) -> list[int]:

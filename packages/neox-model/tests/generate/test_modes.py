@@ -26,7 +26,7 @@ from neox_model.generate.batch import NewTokens, Request
 from neox_model.generate.conversation import Conversation
 from neox_model.generate.engine import Engine, Reply, Update
 from neox_model.generate.modes import MODES, Job
-from neox_model.generate.prompts import read_prompts
+from neox_model.generate.prompts import Prompts, read_prompts
 from neox_model.parallel.groups import SINGLE_PROCESS, Groups
 from neox_model.parallel.topology import create_groups
 from support.distributed import run_ranks
@@ -127,6 +127,64 @@ def test_only_a_newline_ends_a_prompt_and_a_byte_order_mark_is_dropped(tmp_path)
     path = tmp_path / "prompts.txt"
     path.write_bytes("\ufeffone\x0b\x0c\x1c\x85\u2028still one\r\n\rtwo\n".encode())
     assert read_prompts(path) == [(1, "one\x0b\x0c\x1c\x85\u2028still one"), (2, "two")]
+
+
+def test_prompts_with_another_end_may_have_several_lines(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    path = tmp_path / "prompts.txt"
+    path.write_text("def one():\n    return 1\n<end>\n\n  two <end><end> last\nline\n")
+    assert read_prompts(path, "<end>") == [
+        (1, "def one():\n    return 1"),
+        (5, "two"),
+        (5, "last\nline"),
+    ]
+    assert "1 empty prompt is left out" in caplog.text
+    path.write_text("one\nmore\n\ntwo\n\n")
+    assert read_prompts(path, "\n\n") == [(1, "one\nmore"), (4, "two")]
+    path.write_text("one<end>\n")
+    assert read_prompts(path, "<end>") == [(1, "one")]
+
+
+@pytest.mark.parametrize(
+    ("end", "content", "prompts"),
+    [
+        ("\n", b"one\n\ntwo\n", ["one", "", "two"]),
+        ("<end>", b"one\nmore<end> two <end>\nthree\n", ["one\nmore", "two", "three"]),
+        ("<end>", b"one<end>\n", ["one"]),
+        ("\n\n", b"one\nmore\n\ntwo\n\n", ["one\nmore", "two"]),
+    ],
+)
+def test_prompts_of_standard_input_end_where_those_of_a_file_do(monkeypatch, capsys, end, content, prompts):
+    monkeypatch.setattr("sys.stdin", typed(content))
+    reader = Prompts(end)
+    assert [reader.read() for _ in range(len(prompts) + 2)] == [*prompts, None, None]
+    assert ("... " in capsys.readouterr().err) is any("\n" in prompt for prompt in prompts)
+
+
+def test_an_interrupt_drops_the_lines_of_a_prompt_without_its_end(monkeypatch):
+    lines = iter(["one\n", KeyboardInterrupt(), "two<end>\n"])
+
+    def read(shown: str) -> str:
+        line = next(lines)
+        if isinstance(line, KeyboardInterrupt):
+            raise line
+        return line
+
+    monkeypatch.setattr("neox_model.generate.prompts._read_line", read)
+    reader = Prompts("<end>")
+    with pytest.raises(KeyboardInterrupt):
+        reader.read()
+    assert reader.read() == "two"
+
+
+def test_every_mode_ends_prompts_with_the_configured_string(tmp_path, monkeypatch):
+    path, output = tmp_path / "prompts.txt", tmp_path / "results.jsonl"
+    path.write_text("a\nb<end>c<end>")
+    MODES["input-file"](job(sample_input_file=str(path), sample_output_file=str(output), prompt_end="<end>"))
+    assert [line["context"] for line in read_lines(output)] == ["a\nb", "c"]
+    monkeypatch.setattr("sys.stdin", typed(b"/help<end>a\nb<end>c<end>"))
+    MODES["interactive"](job(sample_output_file=str(output), prompt_end="<end>"))
+    assert [line["context"] for line in read_lines(output)] == ["a\nb", "c"]
 
 
 @pytest.mark.parametrize(

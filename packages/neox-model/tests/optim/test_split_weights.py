@@ -18,20 +18,29 @@ from neox_model.optim.row_exchange import RowExchange
 from neox_model.optim.sm3 import SM3
 from neox_model.optim.split_weights import whole_norms
 from neox_model.parallel.groups import SINGLE_RANK, Group
-from neox_model.parallel.logical import copy_description, logical_parameter, master_weight
+from neox_model.parallel.logical import RowBlocks, copy_description, logical_parameter, master_weight
 from neox_model.parallel.param_shard import first_row
 from support.distributed import run_ranks
 
 # Shape and split dimension; the first needs a row of padding on the second rank.
-WEIGHTS = (((5, 4), 0), ((4, 6), 0), ((3, 8), 1), ((2, 2), 0), ((6,), 0), ((3,), None), ((3, 5), None))
+WEIGHTS = (
+    *(((5, 4), 0), ((4, 6), 0), ((3, 8), 1), ((2, 2), 0), ((6,), 0), ((3,), None), ((3, 5), None)),
+    ((16, 5), 0),
+)
 # Those that Muon makes orthogonal. As the vocabulary, which is not one of them, only the first has padding.
-MATRICES = (1, 2, 3, 6)
+MATRICES = (1, 2, 3, 6, 7)
+# Two groups of two queries, a key and a value, of width 2.
+BLOCKS = {7: RowBlocks((2, 1, 1), 2)}
+MUON = {"row_beta": 0.9, "cautious_decay": True, "scale": "match_rms_adamw"}
 UPDATES = 3
 
 BUILDERS: dict[str, Callable[..., Optimizer]] = {
     "lamb": partial(Lamb, lr=0.1),
     "1-bit lamb": partial(OneBitLamb, lr=0.1, freeze_step=1, eps=1e-3, factor_threshold=0.9),
-    "muon": partial(Muon, lr=0.1),
+    "muon": partial(Muon, lr=0.1, iteration_dtype=torch.float32),
+    "muon, together": partial(Muon, lr=0.1, qkv="together", coefficients="quintic"),
+    "muon, rows": partial(Muon, lr=0.1, iteration_dtype=torch.float32, **MUON),
+    "muon, heads": partial(Muon, lr=0.1, iteration_dtype=torch.float32, qkv="per_head", **MUON),
     "sm3": partial(SM3, lr=0.1),
     "sm3 with momentum": partial(SM3, lr=0.1, beta=0.9, momentum=0.8),
 }
@@ -51,9 +60,14 @@ def train(kind: str, group: Group, rows: Group = SINGLE_RANK) -> list[list]:
         rows: the ranks that divide the rows of all weights.
     """
     held, blocks = [], []
-    for (shape, dim), values in zip(WEIGHTS, whole_values(0), strict=True):
+    for number, ((shape, dim), values) in enumerate(zip(WEIGHTS, whole_values(0), strict=True)):
         parameter = logical_parameter(
-            shape, init=lambda tensor, generator: None, group=group, split_dim=dim, pad=True
+            shape,
+            init=lambda tensor, generator: None,
+            group=group,
+            split_dim=dim,
+            pad=True,
+            blocks=BLOCKS.get(number),
         )
         block = tuple(slice(*bounds) for bounds in parameter.logical.slices)
         parameter.data.zero_()
@@ -65,7 +79,7 @@ def train(kind: str, group: Group, rows: Group = SINGLE_RANK) -> list[list]:
         held.append(part)
         blocks.append(tuple(slice(*bounds) for bounds in part.logical.slices))
     groups = [{"params": held[::2], "weight_decay": 0.2}, {"params": held[1::2], "weight_decay": 0.0}]
-    if kind == "muon":
+    if kind.startswith("muon"):
         groups = split_by_kind(groups, {id(held[number]) for number in MATRICES})
     joined = {} if kind == "1-bit lamb" else {"row_group": rows}
     optimizer = BUILDERS[kind](groups, model_group=group, **joined)
@@ -104,6 +118,7 @@ def test_two_ranks_make_the_updates_of_one():
 FAULTS: dict[str, Callable] = {
     "lamb": lambda: patch("neox_model.optim.split_weights._joined_norms", lambda norms, group: norms),
     "muon": lambda: patch.object(RowExchange, "_exchange", lambda self, received, *_: received.normal_()),
+    "muon, rows": lambda: patch("neox_model.optim.muon.all_reduce", lambda tensor, group: tensor),
     "sm3": lambda: patch("neox_model.optim.sm3.joined_maxima_", lambda tensors, group: None),
 }
 
@@ -113,7 +128,7 @@ def train_rows_on_each_rank(tensor_parallel: int, faulty: bool) -> dict[str, lis
 
     groups = create_groups(tensor_parallel, 0)
     found = {}
-    for kind in FAULTS if faulty else ("lamb", "muon", "sm3", "sm3 with momentum"):
+    for kind in FAULTS if faulty else [kind for kind in BUILDERS if kind != "1-bit lamb"]:
         with FAULTS[kind]() if faulty else nullcontext():
             found[kind] = train(kind, groups.model, groups.data)
     return found

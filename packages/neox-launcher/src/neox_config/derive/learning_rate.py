@@ -1,16 +1,17 @@
 """Learning rate and momentum of every update, computed from the configuration."""
 
-from dataclasses import fields
+from dataclasses import asdict, fields
+from itertools import pairwise
 from math import floor
 
 from neox_config.facts.curves import CURVES
 from neox_config.facts.deepspeed_schedules import ScheduleType, WarmupDecayLR
-from neox_config.facts.learning_rate import Curve, WarmupStableDecay, WarmupThenDecay
+from neox_config.facts.learning_rate import Curve, RepeatedDecay, WarmupStableDecay, WarmupThenDecay
 from neox_config.schema.config import NeoXConfig
 
 __all__ = [
     "decay_iterations",
-    "final_decay_iterations",
+    "decays_of_wsd",
     "learning_rate_curve",
     "minimum_rate",
     "peak_instead_of_lr",
@@ -51,13 +52,20 @@ def warmup_fraction(config: NeoXConfig, *, decay_iterations: int) -> float:
     return section.warmup if section.warmup_iters is None else section.warmup_iters / decay_iterations
 
 
-def final_decay_iterations(config: NeoXConfig, *, decay_iterations: int) -> int:
-    """Return the number of the last iterations in which the learning rate of wsd decays."""
+def decays_of_wsd(config: NeoXConfig, *, decay_iterations: int) -> list[tuple[int, int]]:
+    """Return the decays of wsd: the iterations until the end of each, and those of the decay itself.
+
+    A fraction is that of the iterations since the end of the decay before.
+    """
     section = config.lr_schedule
-    if section.lr_wsd_decay_iters is not None:
-        return section.lr_wsd_decay_iters
-    # 0.29 * 100 is a little less than 29.
-    return max(1, floor(section.lr_wsd_decay_fraction * decay_iterations + 1e-9))
+    return [
+        # 0.29 * 100 is a little less than 29.
+        (
+            end,
+            section.lr_wsd_decay_iters or max(1, floor(section.lr_wsd_decay_fraction * (end - last) + 1e-9)),
+        )
+        for last, end in pairwise((0, *section.lr_wsd_decays, decay_iterations))
+    ]
 
 
 def uses_decay_iterations(config: NeoXConfig) -> bool:
@@ -90,14 +98,16 @@ def _own_curve(config: NeoXConfig, decay_iterations: int) -> Curve:
         return WarmupThenDecay(
             style=style, peak=peak, floor=lowest, warmup=warmup, decay_iterations=decay_iterations
         )
-    return WarmupStableDecay(
+    *earlier, (_, final) = decays_of_wsd(config, decay_iterations=decay_iterations)
+    curve = WarmupStableDecay(
         style=config.lr_schedule.lr_wsd_decay_style,
         peak=peak,
         floor=lowest,
         warmup=warmup,
         iterations=decay_iterations,
-        decay_iterations=final_decay_iterations(config, decay_iterations=decay_iterations),
+        decay_iterations=final,
     )
+    return RepeatedDecay(**asdict(curve), earlier=tuple(earlier)) if earlier else curve
 
 
 def _one_bit_curve(config: NeoXConfig, decay_iterations: int) -> Curve:

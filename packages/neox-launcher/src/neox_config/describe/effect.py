@@ -9,7 +9,7 @@ __all__ = ["READERS", "declared_in", "read_by", "reason_without_effect"]
 # Section or block -> the module that reads it; the longest matching name is used.
 READERS = {
     "activation_checkpointing": "neox_config.spec.read_run",
-    "attention": "neox_config.spec.read_model",
+    "attention": "neox_config.spec.mixers",
     "adapters": "neox_config.spec.read_model",
     "autotuning": "neox_launcher.autotuning.tune",
     "checkpoint": "neox_model.train.saving",
@@ -26,6 +26,7 @@ READERS = {
     "lr_schedule": "neox_config.derive.learning_rate",
     "model": "neox_config.spec.read_model",
     "monitors": "neox_model.train.writers",
+    "mup": "neox_config.spec.mup",
     "objective": "neox_model.train.data.objective",
     "optimizer": "neox_config.spec.read_run",
     "scheduler": "neox_config.derive.learning_rate",

@@ -154,7 +154,8 @@ def _sharded_states(setup: Setup, stage: int) -> tuple[int, int, int]:
     summed = 4 * part if setup.reduces_every_time else setup.accumulated_bytes * trained
     of_noise_scale = setup.gradient_bytes - setup.accumulated_bytes
     states = local_state_values(setup, stage, row_ranks=setup.run.layout.data)
-    return weights, summed + of_noise_scale * part, 4 * (part + states)
+    kept = 4 * part * (2 if setup.averages_weights else 1)
+    return weights, summed + of_noise_scale * part, kept + setup.state_bytes * states
 
 
 def _states(setup: Setup, stage: int) -> tuple[int, int, int, int]:
@@ -173,7 +174,8 @@ def _states(setup: Setup, stage: int) -> tuple[int, int, int, int]:
     master = 4 if setup.element_bytes < 4 else 0
     # ZeRO accepts only optimizers with the same states for every element.
     values = setup.states * shared if zero >= 1 else local_state_values(setup, stage)
-    optimizer = master * (shared if zero >= 1 else trained) + 4 * values
+    kept = master + (_FLOAT32 if setup.averages_weights else 0)
+    optimizer = kept * (shared if zero >= 1 else trained) + setup.state_bytes * values
     host = 0
     if setup.on_host:
         host, optimizer = optimizer, 0
@@ -198,7 +200,8 @@ def _snapshot(setup: Setup, stage: int) -> int:
         # Every replica writes the states that only it has.
         of_replica = replica_values(setup, stage)
         values = local_state_values(setup, stage) - of_replica
-    return 4 * (ceil((local + values) / setup.run.layout.data) + of_replica)
+    numbers = local * (2 if setup.averages_weights else 1) + ceil(values * setup.state_bytes / _FLOAT32)
+    return 4 * (ceil(numbers / setup.run.layout.data) + of_replica)
 
 
 def activation_bytes_per_layer(setup: Setup, layer: Layer, *, device: str = "cuda") -> int:

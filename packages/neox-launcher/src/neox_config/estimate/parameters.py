@@ -177,6 +177,8 @@ def local_state_values(setup: Setup, stage: int, *, row_ranks: int = 1) -> int:
         rows, columns = tensor.local_shape(setup.run.layout.tensor)
         each = of_matrices if is_matrix_of_layer(tensor) else setup.states
         divided += number * each * rows * (columns or 1)
+        if is_matrix_of_layer(tensor):
+            divided += number * setup.row_states * rows
         if facts.other_shapes:
             divided += number * rows
             whole += number * (columns or 0)

@@ -56,7 +56,10 @@ class Setup:
         entries: number of entries of the vocabulary, including padding.
         divided: sizes that tensor-parallel ranks divide evenly.
         optimizer: facts about the optimizer.
-        states: float32 numbers per parameter that it stores.
+        states: numbers per parameter that it stores.
+        state_bytes: bytes of one of these numbers.
+        row_states: float32 numbers per row of each matrix of a linear layer that it stores.
+        averages_weights: the averages of weights (ema_decay) are stored, too.
         on_host: the optimizer's states are in host memory.
         weights_on_host: so are the weights.
         bucket: number of gradient elements per reduction.
@@ -75,6 +78,9 @@ class Setup:
     divided: tuple[int, ...]
     optimizer: OptimizerFacts
     states: int
+    row_states: int = 0
+    state_bytes: int = _FLOAT32
+    averages_weights: bool = False
     on_host: bool = False
     weights_on_host: bool = False
     bucket: int
@@ -220,6 +226,9 @@ def setup_of(resolved: Resolved, *, vocab_size: int) -> Setup:
         ),
         optimizer=facts,
         states=facts.values_per_element(arguments) + (_LOCAL_VALUES if has_local_steps else 0),
+        row_states=facts.values_per_row(arguments),
+        state_bytes=_bytes_of(config.optimizer.optimizer.params.state_dtype),
+        averages_weights=config.optimizer.ema_decay is not None,
         on_host=zero.offload_optimizer.device != "none" or kind.startswith("cpu_"),
         weights_on_host=zero.offload_param.device != "none",
         bucket=zero.reduce_bucket_size,

@@ -316,7 +316,7 @@ def _matrices(setup: Setup, stage: int) -> _Joined:
     """Return the messages of momenta that are made orthogonal, one matrix at a time on each rank.
 
     Ranks that divide rows send theirs to the rank that has the matrix, and get rows of the result back. The
-    first rank has the largest of each turn.
+    first rank has the largest of each turn. Sums of the squares of rows are joined afterwards.
     """
     ranks, size = setup.row_ranks, setup.element_bytes
     matrices = [each for each in each_tensor(setup, stage) if is_matrix_of_layer(each)]
@@ -328,6 +328,10 @@ def _matrices(setup: Setup, stage: int) -> _Joined:
         there = sum(ceil(rows / ranks) * (columns or 1) for rows, columns in parts)
         back = parts[0][0] * (parts[0][1] or 1)
         of_rows += [Message(_EXCHANGE, size * there), Message(_EXCHANGE, size * back)]
+    for each in matrices if setup.row_states else ():
+        rows, _ = each.local_shape(1)
+        of_model.append(Message(_REDUCE, _FLOAT32 * (ceil(rows / ranks) if each.splits_columns else rows)))
+        of_rows.append(Message(_REDUCE, _FLOAT32 * rows))
     return of_model, of_rows
 
 

@@ -9,14 +9,14 @@ from neox_config.facts.deepspeed_schedules import (
     WarmupDecayLR,
     WarmupLR,
 )
-from neox_config.facts.learning_rate import Curve, WarmupStableDecay, WarmupThenDecay
+from neox_config.facts.learning_rate import Curve, RepeatedDecay, WarmupStableDecay, WarmupThenDecay
 
 __all__ = ["CURVES"]
 
 CURVES: Mapping[str, type[Curve]] = {
     kind.__name__: kind
     for kind in (
-        *(WarmupThenDecay, WarmupStableDecay),
+        *(WarmupThenDecay, WarmupStableDecay, RepeatedDecay),
         *(WarmupLR, WarmupDecayLR, WarmupCosineLR, LRRangeTest, OneCycle),
     )
 }

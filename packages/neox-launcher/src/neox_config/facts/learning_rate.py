@@ -19,6 +19,7 @@ __all__ = [
     "DecayStyle",
     "LrDecayStyle",
     "Rate",
+    "RepeatedDecay",
     "StableDecayStyle",
     "WarmupStableDecay",
     "WarmupThenDecay",
@@ -215,3 +216,29 @@ class WarmupStableDecay(Curve):
         """Return the end of the warmup, and start and end of the decay."""
         stable = self.iterations - self.decay_iterations
         return (round(self.warmup * self.iterations), stable, self.iterations)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepeatedDecay(WarmupStableDecay):
+    """A constant learning rate with several decays; after each but the last, it is the peak again.
+
+    Args:
+        earlier: for each decay before the last, the updates until its end, and those of the decay itself.
+
+    Source: arXiv:2410.05192 (WSD-S).
+    """
+
+    earlier: tuple[tuple[Count, Count], ...]
+
+    def rate(self, update: int) -> float:
+        """Return the learning rate of update number `update`, counted from 0."""
+        for end, length in self.earlier:
+            if end - length < update < end:
+                progress = (update - end + length) / length
+                return FINAL_DECAYS[self.style].rate(progress, peak=self.peak, floor=self.floor)
+        return WarmupStableDecay.rate(self, update)
+
+    def turns(self) -> tuple[int, ...]:
+        """Return the end of the warmup, and start and end of each decay."""
+        warmup, *last = WarmupStableDecay.turns(self)
+        return (warmup, *(turn for end, length in self.earlier for turn in (end - length, end)), *last)

@@ -8,21 +8,33 @@ joins what it computes of the parts.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import sqrt
 from typing import Any, Literal
 
 __all__ = [
     "ARGUMENT_LIMITS",
     "FORMS_OF_ADAM",
+    "MUON_SCALES",
     "OPTIMIZER_FACTS",
     "ArgumentLimit",
     "JoinedParts",
     "OptimizerFacts",
+    "WidthRule",
 ]
 
 FORMS_OF_ADAM = frozenset({"adam", "adamw", "cpu_adam", "cpu_torch_adam"})
 """Types that compute Adam, in lower case: each continues from the states of any other."""
 
+MUON_SCALES: Mapping[str, Callable[[float, float], float]] = {
+    "original": lambda rows, columns: sqrt(max(1, rows / columns)),
+    "match_rms_adamw": lambda rows, columns: 0.2 * sqrt(max(rows, columns)),
+}
+"""Muon's `scale` -> factor of the orthogonal matrix with this number of rows and columns."""
+
 JoinedParts = Literal["matrices", "norms", "maxima"]
+
+WidthRule = Literal["signs", "gradients", "spectral"]
+"""What the steps of an optimizer follow: Adam's and Lion's hardly more than the signs of gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +63,12 @@ def _is_number(value: Any) -> bool:
 _FRACTION = ArgumentLimit(
     lambda value: _is_number(value) and 0 <= value < 1, "a number, at least 0 and less than 1", "0.9"
 )
+_SWITCH = ArgumentLimit(lambda value: isinstance(value, bool), "true or false", "true")
+
+
+def _one_of(*names: str) -> ArgumentLimit:
+    return ArgumentLimit(lambda value: value in names, ", ".join(names[:-1]) + f" or {names[-1]}", names[0])
+
 
 # Declared parameters with a default of their own in an optimizer have other limits where they are declared.
 ARGUMENT_LIMITS: Mapping[str, ArgumentLimit] = {
@@ -60,18 +78,23 @@ ARGUMENT_LIMITS: Mapping[str, ArgumentLimit] = {
         "0.001",
     ),
     "beta": _FRACTION,
+    "cautious_decay": _SWITCH,
+    "coefficients": _one_of("polar_express", "quintic"),
     "eps": ArgumentLimit(
         lambda value: _is_number(value) and value >= 1e-37,
         "a number of at least 1e-37, because float32 has no smaller ones in full precision, and at most 1e30",
         "1e-30",
     ),
     "momentum": _FRACTION,
-    "nesterov": ArgumentLimit(lambda value: isinstance(value, bool), "true or false", "true"),
+    "nesterov": _SWITCH,
     "ns_steps": ArgumentLimit(
         lambda value: isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 100,
         "a whole number from 1 to 99",
         "5",
     ),
+    "qkv": _one_of("separate", "per_head", "together"),
+    "row_beta": _FRACTION,
+    "scale": _one_of(*MUON_SCALES),
 }
 """Argument -> limit, whichever of our optimizers takes it; torch's classes check their own."""
 
@@ -85,6 +108,7 @@ class OptimizerFacts:
         states: tensors that it may store for each weight, with the shape of the weight.
         matrix_states: what it stores for each matrix of a linear layer in place of `states`; empty if there
             is no difference.
+        row_states: what it stores for each row of such a matrix in addition.
         numbers: single numbers that it stores for each weight.
         other_shapes: smaller tensors of other shapes that it stores for each weight.
         replica_states: what data-parallel ranks store if there are several, each its own: one value per
@@ -93,6 +117,8 @@ class OptimizerFacts:
         local_states: what each data-parallel rank stores in addition, one value per element, while the ranks
             have different weights. `local_exp_avg` takes the place of `exp_avg`.
         optional: state -> argument without which the state is not stored.
+        former: argument -> what versions without it computed, where that is not its default. A run of such a
+            version continues with it.
         redefining: arguments that, switched on or off, make states of before useless.
         declared: declared parameters of `optimizer.params` that it takes; the others have no effect. Not used
             for torch.optim, whose classes refuse arguments that they do not take.
@@ -110,17 +136,20 @@ class OptimizerFacts:
         skips_on_device: True if non-finite updates are skipped without the host; otherwise the host reads one
             number per update.
         decays_weights: True if it applies weight decay.
+        width_rule: how muP changes its learning rates; None: not known.
         remark: additional information for users, as a sentence.
     """
 
     name: str
     states: tuple[str, ...] = ()
     matrix_states: tuple[str, ...] = ()
+    row_states: tuple[str, ...] = ()
     numbers: tuple[str, ...] = ("step",)
     other_shapes: tuple[str, ...] = ()
     replica_states: tuple[str, ...] = ()
     local_states: tuple[str, ...] = ()
     optional: Mapping[str, str] = field(default_factory=dict)
+    former: Mapping[str, Any] = field(default_factory=dict)
     redefining: tuple[str, ...] = ()
     declared: tuple[str, ...] = ()
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -132,6 +161,7 @@ class OptimizerFacts:
     is_tried_with_zero: bool = False
     skips_on_device: bool = False
     decays_weights: bool = True
+    width_rule: WidthRule | None = None
     remark: str = ""
 
     @property
@@ -142,7 +172,7 @@ class OptimizerFacts:
     @property
     def kept(self) -> tuple[str, ...]:
         """All states that a checkpoint may contain for each weight."""
-        tensors = (*self.matrix_states, *self.states, *self.other_shapes)
+        tensors = (*self.matrix_states, *self.row_states, *self.states, *self.other_shapes)
         return (*self.numbers, *tensors, *self.replica_states, *self.local_states)
 
     @property
@@ -165,8 +195,19 @@ class OptimizerFacts:
         Args:
             given: arguments set in the configuration.
         """
+        return self._number_stored(self.states, given)
+
+    def values_per_row(self, given: Mapping[str, Any]) -> int:
+        """Return the number of `row_states` that are stored.
+
+        Args:
+            given: arguments set in the configuration.
+        """
+        return self._number_stored(self.row_states, given)
+
+    def _number_stored(self, states: tuple[str, ...], given: Mapping[str, Any]) -> int:
         values = self.arguments_in_effect(given)
-        return sum(name not in self.optional or bool(values[self.optional[name]]) for name in self.states)
+        return sum(name not in self.optional or bool(values[self.optional[name]]) for name in states)
 
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -215,30 +256,34 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
     for facts in (
         OptimizerFacts(
             name="Adam",
+            width_rule="signs",
             states=_MOMENTS,
-            declared=(*_ADAM, "adam_w_mode"),
+            declared=(*_ADAM, "adam_w_mode", "state_dtype"),
             redefining=_SWITCHES,
             is_tried_with_zero=True,
             skips_on_device=True,
         ),
         OptimizerFacts(
             name="AdamW",
+            width_rule="signs",
             states=_MOMENTS,
-            declared=_ADAM,
+            declared=(*_ADAM, "state_dtype"),
             redefining=_SWITCHES,
             is_tried_with_zero=True,
             skips_on_device=True,
         ),
         OptimizerFacts(
             name="CPU_Adam",
+            width_rule="signs",
             states=_MOMENTS,
-            declared=(*_ADAM, "adam_w_mode"),
+            declared=(*_ADAM, "adam_w_mode", "state_dtype"),
             redefining=_SWITCHES,
             is_tried_with_zero=True,
             skips_on_device=True,
         ),
         OptimizerFacts(
             name="CPU_torch_adam",
+            width_rule="signs",
             states=_MOMENTS,
             declared=("lr", "betas", "eps"),
             redefining=_SWITCHES,
@@ -328,6 +373,7 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
         ),
         OptimizerFacts(
             name="Lion",
+            width_rule="signs",
             states=("exp_avg",),
             numbers=(),
             declared=("lr",),
@@ -336,10 +382,24 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
         ),
         OptimizerFacts(
             name="Muon",
+            width_rule="spectral",
             states=_MOMENTS,
             matrix_states=("momentum_buffer",),
             declared=("lr", "betas", "eps"),
-            arguments={"momentum": 0.95, "nesterov": True, "ns_steps": 5, "adam_lr": None},
+            row_states=("row_variance",),
+            optional={"row_variance": "row_beta"},
+            arguments={
+                "momentum": 0.95,
+                "nesterov": True,
+                "ns_steps": 5,
+                "coefficients": "polar_express",
+                "qkv": "separate",
+                "scale": "original",
+                "row_beta": 0.0,
+                "cautious_decay": False,
+                "adam_lr": None,
+            },
+            former={"coefficients": "quintic", "qkv": "together"},
             is_elementwise=False,
             joins_split_weights=True,
             gathers_rows="matrices",
@@ -348,7 +408,16 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
             "learning rate `adam_lr` (null: the same as the matrices). Where the schedule is below its "
             "largest rate, `adam_lr` is reduced in proportion. With tensor parallelism the momentum is "
             "gathered in every update. The iteration that makes it orthogonal is in float32 in a run "
-            "in fp32, else in bfloat16.",
+            "in fp32, else in bfloat16. Five steps with `coefficients: polar_express` make singular values "
+            "of at least 0.003 times the norm of the matrix 0.994 to 1.006, those of `quintic` 0.7 to 1.2. "
+            "`qkv` is what is made orthogonal of attention's query-key-value weight: query, key and value "
+            "each (`separate`), each head of each (`per_head`), or the whole weight (`together`). `scale` is "
+            "the factor of the orthogonal matrix of R rows and C columns: sqrt(max(1, R / C)) (`original`), "
+            "or 0.2 sqrt(max(R, C)) (`match_rms_adamw`), with which learning rates of AdamW serve. With "
+            "`row_beta` (NorMuon: 0.95) each row of that matrix is divided by the root of its mean square "
+            "over the updates. `cautious_decay: true` decays only elements that the step moves towards 0, "
+            "also in weights updated by Adam. A run that began with a version without `coefficients` "
+            "and `qkv` continues with `quintic` and `together` unless the configuration sets them.",
         ),
         OptimizerFacts(
             name="madgrad_wd",
@@ -412,6 +481,7 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
             {"momentum": 0.0, "dampening": 0.0, "nesterov": False, "fused": None},
             refused=_NOT_CAPTURABLE,
             numbers=(),
+            width_rule="gradients",
             optional={"momentum_buffer": "momentum"},
         ),
     )

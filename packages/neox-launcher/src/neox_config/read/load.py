@@ -37,6 +37,7 @@ from neox_config.schema.config import (
 from neox_config.schema.parameter import Section, entry_section, inner_section, scalars_of
 from neox_config.schema.paths import PathError, expand_paths, is_path
 from neox_config.schema.scalars import WORDS
+from neox_config.schema.sections.mup import BaseShapes
 
 __all__ = ["load_config"]
 
@@ -246,6 +247,7 @@ class _Assembly:
 
     def build(self) -> NeoXConfig:
         """Return the configuration, without the values that are invalid; `problems` receives the errors."""
+        self._read_base_shapes(self.values["mup"])
         filled = fill_in(self.values)
         built: dict[str, Section] = {}
         for name, kind in sections().items():
@@ -260,6 +262,23 @@ class _Assembly:
             placed = config.with_origin(sources=self.places, notices=(), files=())
             self.problems += broken_rules(placed, self.places)
         return config
+
+    def _read_base_shapes(self, mup: dict[str, Any]) -> None:
+        """Fill in the sizes of the base model of muP from their file."""
+        name, file = "base_shapes_file", mup.get("base_shapes_file")
+        if file is None or mup.get("save_base_shapes") is True or mup.get("use_mup") is not True:
+            return
+        shapes = read_files([file], None)
+        found = {leaf.name: leaf.value for leaf in shapes.leaves}
+        what = shapes.problems[0].what if shapes.problems else None
+        if what is None and not found.keys() <= BaseShapes.model_fields.keys():
+            what = f"has names other than {', '.join(BaseShapes.model_fields)}"
+        if what is None:
+            mup["mup_base"] = found | mup.get("mup_base", {})
+            return
+        self.is_complete = False
+        remedy = "write it with save-base-shapes: true and the configuration of the base model"
+        self.problems.append(Problem(name, what, remedy, value=in_words(file), place=self.places.get(name)))
 
     def _validate(self, kind: type[Section], values: dict[str, Any], filled: set[str]) -> Section:
         try:

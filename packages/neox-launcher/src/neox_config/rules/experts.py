@@ -32,6 +32,11 @@ def experts_run_where_they_are_built(c: NeoXConfig) -> Iterator[Problem]:
             "updates matrices, or averages momenta with one bit per element; experts are neither",
             "use Adam, or set moe-num-experts: 1",
         ),
+        "use_mup": (
+            c.mup.use_mup,
+            "has no rule for the widths of experts and routers",
+            "set it to false, or moe-num-experts: 1",
+        ),
         "compression_training": (
             compresses(c),
             "quantizes and prunes the matrices of a feed-forward block, which experts do not have",

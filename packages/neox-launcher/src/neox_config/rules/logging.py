@@ -18,6 +18,7 @@ def gradients_are_read_before_the_update(c: NeoXConfig) -> Iterator[Problem]:
     )
     asked = {
         "log_gradient_noise_scale": (c.logging.log_gradient_noise_scale, reads),
+        "log_grad_pct_zeros": (c.logging.log_grad_pct_zeros, reads),
         "log_zero_gradients": (c.logging.log_zero_gradients, reads),
         "on_spike": (c.training.on_spike == "skip", leaves_out),
     }

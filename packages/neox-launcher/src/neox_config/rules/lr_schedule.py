@@ -1,10 +1,11 @@
 """Rules about the learning rate and the momentum."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from neox_config.derive.learning_rate import (
     decay_iterations,
-    final_decay_iterations,
+    decays_of_wsd,
     learning_rate_curve,
     warmup_fraction,
 )
@@ -62,22 +63,30 @@ def the_warmup_ends_before_the_decay(c: NeoXConfig) -> Iterator[Problem]:
 
 
 def the_parts_of_wsd_fit_the_schedule(c: NeoXConfig) -> Iterator[Problem]:
-    """Require that the warmup ends before the decay of wsd starts."""
+    """Require that each decay of wsd starts after the warmup, and after the end of the decay before."""
     if not _knows_iterations(c):
         return
     iterations = decay_iterations(c)
     if c.optimizer.scheduler.type is not None or c.lr_schedule.lr_decay_style != "wsd":
         return
-    warmup = warmup_fraction(c, decay_iterations=iterations) * iterations
-    decay = final_decay_iterations(c, decay_iterations=iterations)
-    if warmup + decay > iterations:
-        name = "lr_wsd_decay_iters" if c.lr_schedule.lr_wsd_decay_iters else "lr_wsd_decay_fraction"
-        yield Problem(
-            name,
-            f"makes a decay of {pluralize(decay, 'iteration')}, which starts before the warmup of "
-            f"{warmup:g} ends: the schedule has {iterations:,}",
-            "set a shorter decay or warmup",
-        )
+    ends = (0, *c.lr_schedule.lr_wsd_decays, iterations)
+    if any(end >= following for end, following in pairwise(ends)):
+        what = f"must be in order, and less than the {pluralize(iterations, 'iteration')} of the schedule"
+        yield Problem("lr_wsd_decays", what, "remove the others")
+        return
+    earlier = warmup_fraction(c, decay_iterations=iterations) * iterations
+    before = f"the warmup of {earlier:g} ends"
+    for end, decay in decays_of_wsd(c, decay_iterations=iterations):
+        if earlier + decay > end:
+            name = "lr_wsd_decay_iters" if c.lr_schedule.lr_wsd_decay_iters else "lr_wsd_decay_fraction"
+            yield Problem(
+                name,
+                f"makes a decay of {pluralize(decay, 'iteration')} until iteration {end:,} that starts "
+                f"before {before}",
+                "set a shorter decay or warmup",
+            )
+            return
+        earlier, before = end, f"the decay until iteration {end:,} ends"
 
 
 def a_scheduler_has_a_type(c: NeoXConfig) -> Iterator[Problem]:

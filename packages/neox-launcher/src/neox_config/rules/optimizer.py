@@ -94,6 +94,31 @@ def a_second_learning_rate_is_relative_to_the_first(c: NeoXConfig) -> Iterator[P
         )
 
 
+def averaged_weights_are_the_same_on_all_replicas(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse averages of weights with optimizers whose replicas have different weights for a while."""
+    facts = OPTIMIZER_FACTS.get(c.optimizer.optimizer.kind)
+    if c.optimizer.ema_decay is not None and facts is not None and facts.local_states:
+        what = f"averages weights that all replicas have, and those of {facts.name} take steps alone"
+        yield Problem("ema_decay", what, "remove it, or use Adam")
+
+
+def states_are_rounded_by_their_place(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse states in bfloat16 where the optimizer, or the engine, does not store them so."""
+    optimizer = c.optimizer.optimizer
+    facts = OPTIMIZER_FACTS.get(optimizer.kind)
+    if optimizer.params.state_dtype == "fp32" or facts is None or facts.is_of_torch:
+        return
+    if "state_dtype" not in facts.declared:
+        what = f"is not implemented for {facts.name}, which stores its states in float32"
+        yield Problem("optimizer.params.state_dtype", what, "remove it, or use Adam")
+    elif not engine_offers(c, "whole_rows"):
+        yield Problem(
+            "optimizer.params.state_dtype",
+            "rounds a state by its place in the weight, but DeepSpeed's ZeRO updates flat parts of weights",
+            "remove it, or set engine: torch, or zero_optimization.stage: 0",
+        )
+
+
 def zero_cuts_weights_for_elementwise_optimizers_only(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse ZeRO with optimizers that need whole weights, unless it divides rows and they join them."""
     facts = OPTIMIZER_FACTS.get(c.optimizer.optimizer.kind)

@@ -27,6 +27,7 @@ from neox_config.schema.sections.logging import LoggingSection
 from neox_config.schema.sections.lr_schedule import LrScheduleSection
 from neox_config.schema.sections.model import ModelSection
 from neox_config.schema.sections.monitors import MonitorsSection
+from neox_config.schema.sections.mup import MupSection
 from neox_config.schema.sections.objective import ObjectiveSection
 from neox_config.schema.sections.optimizer import OptimizerSection
 from neox_config.schema.sections.parallelism import ParallelismSection
@@ -60,6 +61,7 @@ class NeoXConfig(BaseModel):
     launch: LaunchSection
     parallelism: ParallelismSection
     model: ModelSection
+    mup: MupSection
     attention: AttentionSection
     experts: ExpertsSection
     objective: ObjectiveSection

@@ -11,6 +11,7 @@ from neox_config.schema.config import NeoXConfig
 from neox_config.schema.sections.model import ModelSection
 from neox_config.spec.mixers import MLP, Experts, read_mixer
 from neox_config.spec.model import Adapters, Embedding, Layer, ModelSpec, Norm, Retrieval, Vocabulary
+from neox_config.spec.mup import with_factors
 from neox_config.spec.positions import AddedPosition, read_position
 
 __all__ = ["read_model"]
@@ -24,7 +25,7 @@ def read_model(config: NeoXConfig) -> ModelSpec:
     norm = _norm(model)
     position, with_experts = read_position(config), expert_layers(config)
     dense, experts = MLP.read(config), Experts.read(config)
-    return ModelSpec(
+    spec = ModelSpec(
         width=model.hidden_size,
         max_positions=model.max_position_embeddings,
         objective=model.objective,
@@ -50,6 +51,7 @@ def read_model(config: NeoXConfig) -> ModelSpec:
         head=_head(config),
         adapters=_adapters(config),
     )
+    return with_factors(spec, config)
 
 
 def _norm(model: ModelSection) -> Norm:

@@ -18,6 +18,8 @@ from neox_config.facts.engines import ENGINES
 from neox_config.schema.config import NeoXConfig
 from neox_config.schema.sections.precision import Amp, Fp16
 from neox_config.spec.engine_json import deepspeed_settings
+from neox_config.spec.model import ModelSpec
+from neox_config.spec.mup import initial_sizes, read_multipliers
 from neox_config.spec.run import (
     AnyDataType,
     Batch,
@@ -64,10 +66,11 @@ class Sizes:
     elastic: tuple[int, ...] = ()
 
 
-def read_run(config: NeoXConfig, sizes: Sizes) -> RunSpec:
+def read_run(config: NeoXConfig, sizes: Sizes, model: ModelSpec) -> RunSpec:
     """Return how a configuration whose rules hold runs on devices."""
     precision, batch, engine = _precision(config), _batch(config, sizes), chosen_engine(config)
     gradients = _gradients(config, sizes, precision.weights)
+    width, depth = initial_sizes(config)
     return RunSpec(
         layout=_layout(config, sizes),
         engine=Engine(
@@ -90,6 +93,8 @@ def read_run(config: NeoXConfig, sizes: Sizes) -> RunSpec:
             method=config.model.init_method,
             output_method=config.model.output_layer_init_method,
             std=config.model.init_method_std,
+            width=width,
+            depth=depth,
             seed=config.training.seed,
             on_host=config.model.use_cpu_initialization or config.parallelism.lazy_mpu_init,
         ),
@@ -103,6 +108,7 @@ def read_run(config: NeoXConfig, sizes: Sizes) -> RunSpec:
         compressible=tuple(compressible_matrices(config)) if compresses(config) else (),
         targets=config.objective,
         experts=config.experts,
+        multipliers=read_multipliers(config, model),
     )
 
 

@@ -1,12 +1,15 @@
 """Why a run cannot continue from a checkpoint; the launcher asks before the start, and the workers again."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from math import prod
+from dataclasses import dataclass
+from math import isclose, prod
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from neox_config.errors import ConfigError
-from neox_config.facts.learning_rate import Curve, WarmupThenDecay
+from neox_config.facts.curves import CURVES
+from neox_config.facts.learning_rate import Curve, WarmupStableDecay, WarmupThenDecay
 from neox_config.facts.optimizers import FORMS_OF_ADAM, OPTIMIZER_FACTS
 from neox_config.problems import in_words
 from neox_config.spec.resolve import Resolved
@@ -144,9 +147,12 @@ _NAMES_OF_CURVES = {
 
 
 def other_schedule(schedule: Mapping[str, Any], curve: Curve) -> Refusal | None:
-    """Return the refusal of a learning-rate curve that differs from the recorded one."""
-    there, here = described_curve(schedule), {CURVE_CLASS: type(curve).__name__, **asdict(curve)}
-    if there == here:
+    """Return the refusal of a learning-rate curve that differs from the recorded one.
+
+    Curves of wsd may differ in the updates to come: when they decay is decided while they are constant.
+    """
+    there, here = described_curve(schedule), _described(curve)
+    if there == here or _continues(there, schedule.get("applied_updates"), curve):
         return None
     what = "the checkpoint's learning-rate schedule differs from the configuration's"
     return Refusal(
@@ -154,6 +160,29 @@ def other_schedule(schedule: Mapping[str, Any], curve: Curve) -> Refusal | None:
         "set override-lr-scheduler: true to use the configuration's, or use-checkpoint-lr-scheduler: true to "
         "use the checkpoint's",
     )
+
+
+def _described(curve: Curve) -> dict[str, Any]:
+    # As JSON, which has no tuples.
+    return {CURVE_CLASS: type(curve).__name__, **TypeAdapter(type(curve)).dump_python(curve, mode="json")}
+
+
+def _continues(there: Mapping[str, Any], applied: Any, curve: Curve) -> bool:
+    """Return True if a curve of wsd has the rates of the recorded one in all updates that were applied."""
+    kind = CURVES.get(there[CURVE_CLASS])
+    if kind is None or not issubclass(kind, WarmupStableDecay) or not isinstance(curve, WarmupStableDecay):
+        return False
+    if not isinstance(applied, int):
+        return False
+    values = {name: value for name, value in there.items() if name != CURVE_CLASS}
+    try:
+        before = TypeAdapter(kind).validate_python(values)
+    except ValidationError:
+        return False
+    # Between two turns a rate is constant, or follows one formula.
+    turns = {turn + step for each in (before, curve) for turn in each.turns() for step in (-1, 1)}
+    updates = {update for update in turns | {applied - 1} if 0 <= update < applied}
+    return all(isclose(before.rate(update), curve.rate(update), rel_tol=1e-9) for update in updates)
 
 
 def _nothing_left(iteration: int, last: int) -> Refusal:

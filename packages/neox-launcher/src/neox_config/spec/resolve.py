@@ -62,11 +62,12 @@ class Resolved:
     @classmethod
     def of(cls, config: NeoXConfig, sizes: Sizes) -> Self:
         """Return what follows from a configuration whose rules hold, on these devices."""
+        model = read_model(config)
         return cls(
             config=config,
             sizes=sizes,
-            model=read_model(config),
-            run=read_run(config, sizes),
+            model=model,
+            run=read_run(config, sizes, model),
             update=read_update(config),
             data=read_data(config),
         )

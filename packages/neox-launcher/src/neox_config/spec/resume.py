@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -16,7 +17,7 @@ from pydantic import ValidationError
 from neox_config.derive.attention_layers import has_qkv_bias, of_kind, sliding_window, types_in
 from neox_config.derive.experts import expert_layers, expert_scores, has_experts, inner_widths
 from neox_config.derive.learning_rate import (
-    final_decay_iterations,
+    decays_of_wsd,
     learning_rate_curve,
     minimum_rate,
     peak_instead_of_lr,
@@ -27,14 +28,14 @@ from neox_config.derive.optimizer_arguments import optimizer_facts, own_argument
 from neox_config.derive.unused import is_in_use
 from neox_config.errors import ConfigError
 from neox_config.facts.attention import ATTENTION_FACTS, BIASED_SCORES, attention_type
-from neox_config.facts.optimizers import OPTIMIZER_FACTS
-from neox_config.problems import in_words
+from neox_config.facts.optimizers import ARGUMENT_LIMITS, OPTIMIZER_FACTS
+from neox_config.problems import Problem, in_words
 from neox_config.schema.config import NeoXConfig, all_parameters, sections
 from neox_config.schema.parameter import Resume, Section, entry_section, inner_section, resume_of
 from neox_config.schema.sections.attention import RotaryScaling
 from neox_config.schema.sections.optimizer import OptimizerParams, Scheduler, SchedulerParams
-from neox_config.spec.model import Attention, Blocks, Learned, SpatialMLP
-from neox_config.spec.recorded import FORMER_WIDTH, recorded_sections
+from neox_config.spec.model import Attention, Blocks, Learned, SpatialMLP, Vocabulary
+from neox_config.spec.recorded import FORMER_WIDTH, contents_of, latest_checkpoint, recorded_sections
 from neox_config.spec.resolve import Resolved, resolve
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "optimizer_kind",
     "recorded_effects",
     "recorded_values",
+    "with_recorded_form",
 ]
 
 # Recorded in a checkpoint in addition to the parameters.
@@ -58,7 +60,7 @@ IN_EFFECT = "in_effect"
 # A checkpoint contains the learning rate schedule itself, and the user chooses which of the two is used.
 LEARNING_RATE = (
     *("optimizer.params.lr", "lr_decay_style", "lr_decay_iters", "min_lr", "warmup"),
-    *("lr_wsd_decay_style", "lr_wsd_decay_iters"),
+    *("lr_wsd_decay_style", "lr_wsd_decay_iters", "lr_wsd_decays"),
     *(parameter.name for parameter in Scheduler.parameters("scheduler.", "training")),
 )
 
@@ -214,6 +216,50 @@ def recorded_effects(recorded: Mapping[str, Any]) -> Mapping[str, Mapping[str, A
     return values
 
 
+def with_recorded_form(config: NeoXConfig) -> NeoXConfig:
+    """Return the configuration of a training with the form of the optimizer that its checkpoint records.
+
+    The form is the arguments whose default is not what earlier versions computed (`OptimizerFacts.former`). A
+    training continues with its own form unless the configuration sets another one; a note states it.
+
+    Args:
+        config: loaded configuration.
+    """
+    optimizer, section, facts = config.optimizer.optimizer, config.checkpoint, optimizer_facts(config)
+    checkpoint = latest_checkpoint(Path(section.load)) if facts.former and section.load else None
+    if checkpoint is None or section.finetune:
+        return config
+    form = _recorded_form(contents_of(checkpoint).get("config", {}), optimizer.kind)
+    missing = form.keys() - optimizer.params.given().keys()
+    kept = {name: form[name] for name in sorted(missing) if form[name] != facts.arguments[name]}
+    notes = [
+        Problem(
+            f"{_ARGUMENTS}{name}",
+            f"is that of {checkpoint.name}, which this training continues",
+            f"set it to this value, or to {facts.arguments[name]} to train on with that",
+            value=in_words(value),
+        )
+        for name, value in kept.items()
+    ]
+    changed = optimizer.replaced(params=optimizer.params.replaced(**kept))
+    return config.model_copy(update={"optimizer": config.optimizer.replaced(optimizer=changed)}).with_origin(
+        sources=config.sources, notices=(*config.notices, *notes), files=config.files
+    )
+
+
+def _recorded_form(recorded: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Return the valid values of the optimizer's form; empty if they belong to another optimizer or none."""
+    try:
+        if optimizer_kind(recorded) != kind:
+            return {}
+        values = recorded_effects(recorded).get("training", {})
+    except (ConfigError, AttributeError):
+        return {}  # Loading reports it.
+    form = OPTIMIZER_FACTS[kind].former
+    found = {name: values.get(f"{_ARGUMENTS}{name}", former) for name, former in form.items()}
+    return {name: value for name, value in found.items() if ARGUMENT_LIMITS[name].holds(value)}
+
+
 def _renamed(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return values in effect under today's names: mlp_width was recorded as intermediate_size before."""
     model = dict(values.get("model", {}))
@@ -251,7 +297,7 @@ def _absent(label: str, recorded: Mapping[str, Any]) -> Any:
         return _UNUSED
     if label.startswith(_ARGUMENTS):
         facts = OPTIMIZER_FACTS.get(optimizer_kind(recorded))
-        own = {} if facts is None else facts.arguments
+        own = {} if facts is None else {**facts.arguments, **facts.former}
         # An argument that the optimizer does not take has no default.
         return _plain(own.get(label.removeprefix(_ARGUMENTS), _defaults().get(label, _UNUSED)))
     # Groups named by the user are absent if they were not given.
@@ -295,6 +341,9 @@ def _reconstructed(recorded: Mapping[str, Any], devices: int) -> dict[str, dict[
     found["model"].pop(_LOCAL, None)
     for name in optimizer_facts(config).arguments.keys() & OptimizerParams.model_fields.keys():
         found["training"].pop(f"{_ARGUMENTS}{name}", None)
+    given = config.optimizer.optimizer.params.given()
+    for name, former in optimizer_facts(config).former.items():
+        found["training"][f"{_ARGUMENTS}{name}"] = given.get(name, former)
     return found
 
 
@@ -388,6 +437,8 @@ def _of_model(resolved: Resolved) -> dict[str, Any]:
         "moe_expert_width": widths.get("moe_expert_width", _UNUSED),
         "moe_layers": sorted(expert_layers(config)) or _UNUSED,
         "moe_scores": expert_scores(config) if has_experts(config) else _UNUSED,
+        "embedding_scale": model.embedding.scale,
+        "logit_scale": model.head.scale if isinstance(model.head, Vocabulary) else _UNUSED,
         # Null if every sample fits into it.
         _WINDOW: sliding_window(config) if "global" in kinds else _UNUSED,
         "num_unique_layers": None if None in owners else owners,
@@ -463,7 +514,7 @@ def _of_decay(config: NeoXConfig, iterations: int) -> dict[str, Any]:
     if config.optimizer.scheduler.type is None:
         found["warmup"] = warmup_fraction(config, decay_iterations=iterations)
     if is_in_use("lr_wsd_decay_iters", config):
-        found["lr_wsd_decay_iters"] = final_decay_iterations(config, decay_iterations=iterations)
+        found["lr_wsd_decay_iters"] = decays_of_wsd(config, decay_iterations=iterations)[-1][1]
     if used := [name for name in SchedulerParams.model_fields if is_in_use(f"{_SCHEDULER}{name}", config)]:
         curve = learning_rate_curve(config, decay_iterations=iterations)
         found |= {f"{_SCHEDULER}{name}": getattr(curve, name) for name in used}

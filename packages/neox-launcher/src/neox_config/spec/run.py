@@ -1,5 +1,6 @@
 """How the model runs: layout, engine, precision, recomputation and operators, as plain frozen values."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +23,7 @@ __all__ = [
     "Gradients",
     "Initialization",
     "Layout",
+    "Multipliers",
     "Precision",
     "Recomputation",
     "RunSpec",
@@ -256,6 +258,8 @@ class Initialization:
         method: name of the method of embeddings and input projections.
         output_method: name of the method of projections that write to the residual stream.
         std: standard deviation of methods that have one.
+        width: channels between layers that methods are computed for.
+        depth: number of layers that they are computed for.
         seed: the random seed.
         on_host: weights are made in host memory.
     """
@@ -263,8 +267,34 @@ class Initialization:
     method: str = of("init_method")
     output_method: str = of("output_layer_init_method")
     std: float = of("init_method_std")
+    width: int = of("hidden_size", "mup_base.hidden_size")
+    depth: int = of("num_layers", "mup_base.num_layers")
     seed: int = of("seed")
     on_host: bool = of("use_cpu_initialization", "lazy_mpu_init")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Multipliers:
+    """What multiplies the settings of a kind of weight (muP).
+
+    Args:
+        rows: how many times as many rows a matrix has as that of the base model, which init methods are
+            computed for; of a table or vector 1.
+        columns: how many times as many columns.
+        std: of the initial values.
+        rate: of the learning rate.
+        decay: of the weight decay.
+        epsilon: of the epsilon of Adam.
+        reason: why.
+    """
+
+    rows: float = 1.0
+    columns: float = 1.0
+    std: float = 1.0
+    rate: float = 1.0
+    decay: float = 1.0
+    epsilon: float = 1.0
+    reason: str = "is as in the base model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,6 +328,7 @@ class RunSpec:
         compilation: whether layers are compiled.
         gradients: how gradients are accumulated and reduced.
         initialization: where weights start.
+        multipliers: what multiplies the settings of each kind of weight; empty without muP.
         dropout: what is dropped in training.
         compression: how matrices are quantized and pruned; all parts may be disabled.
         compressible: logical names of the matrices that this can change; none if all parts are disabled.
@@ -319,6 +350,7 @@ class RunSpec:
     compressible: tuple[str, ...] = of("compression_training")
     targets: ObjectiveSection = of("objective")
     experts: ExpertsSection = of("moe_router_type")
+    multipliers: Mapping[str, Multipliers] = of("use_mup", default_factory=dict, hash=False)
 
     @property
     def partitions_rows(self) -> bool:

@@ -37,6 +37,7 @@ LEFT_OUT = (
     *("flops_profiler", "wall_clock_breakdown", "log_param_norm", "log_optimizer_states"),
     *("curriculum_learning", "data_efficiency", "lr_decay_fraction", "profile", "memory_profiling"),
     *("comms_logger", "straggler_threshold", "sdc_check_interval", "log_grad_norm", "log_zero_gradients"),
+    *("log_grad_pct_zeros", "load_ema", "lr_wsd_decays"),
     *("log_gradient_noise_scale", "gradient_noise_scale_n_batches", "gradient_noise_scale_cpu_offload"),
     *("on_spike", "spike_threshold", "spike_window", "spike_patience", "spike_rollback_batches"),
     *("adlr_autoresume", "adlr_autoresume_interval", "adlr_autoresume_service"),

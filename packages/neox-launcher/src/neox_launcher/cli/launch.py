@@ -15,6 +15,7 @@ from neox_config.read.reading import normal_name
 from neox_launcher.agent.join import join_launch
 from neox_launcher.autotuning import is_tuned, tune
 from neox_launcher.cli.cluster import show_notes
+from neox_launcher.cli.coord_check import coord_check
 from neox_launcher.cli.habits import (
     DRY_RUN,
     LaunchGroup,
@@ -33,6 +34,7 @@ from neox_launcher.controller.launch import refuse_what_cannot_run, run_plan
 from neox_launcher.controller.restarts import checkpoints_of
 from neox_launcher.controller.supervision import Outcome
 from neox_launcher.controller.terminal import finished_output, print_message
+from neox_launcher.plan.base_shapes import save_base_shapes
 from neox_launcher.plan.in_use import refuse_what_is_in_use
 from neox_launcher.plan.notes import is_noted, notes_on_data, notes_on_load, notes_on_save
 from neox_launcher.plan.plan import LaunchPlan
@@ -139,6 +141,7 @@ def main(context: click.Context, /, dry_run: DryRun, **options: Any) -> None:
 
 main.add_command(init)
 main.add_command(verify_layout)
+main.add_command(coord_check)
 
 
 @main.command(
@@ -464,6 +467,10 @@ def _carry_out(request: Request, plan: LaunchPlan, dry_run: DryRun) -> Outcome:
         click.echo(str(diagnosis))
         sys.exit(0 if diagnosis.is_good else 1)
     if plan.program == "train":
+        config = plan.resolved.config
+        if config.mup.use_mup and config.mup.save_base_shapes:
+            click.echo(f"wrote {save_base_shapes(config)}, the base model of muP")
+            return Outcome(exit_code=0)
         return _train(request, plan)
     _print_start(plan)
     return run_plan(plan)

@@ -9,6 +9,7 @@ from neox_config.errors import ConfigError
 from neox_config.facts.splits import training_documents
 from neox_config.problems import Problem, config_error
 from neox_config.rules import broken_rules
+from neox_config.spec.resume import with_recorded_form
 from neox_launcher.plan.dataset_files import count_tokens, index_path
 
 __all__ = [
@@ -75,6 +76,8 @@ def without_passes(config: NeoXConfig) -> NeoXConfig:
 def config_for(program: str | None, config: NeoXConfig, *, devices: int, hosts: int = 1) -> NeoXConfig:
     """Return the configuration of a program, with `train_iters` as far as it requires them.
 
+    That of a training has the form of the optimizer that its checkpoint records (`with_recorded_form`).
+
     Args:
         program: train, generate, serve, evaluate or doctor; None: any other, which requires them.
         config: loaded configuration.
@@ -86,6 +89,8 @@ def config_for(program: str | None, config: NeoXConfig, *, devices: int, hosts: 
     """
     if program in _WITHOUT_DATA:
         return without_passes(config)
+    if program == "train":
+        config = with_recorded_form(config)
     try:
         return with_iterations(config, devices=devices, hosts=hosts)
     except DataNotReadableError:

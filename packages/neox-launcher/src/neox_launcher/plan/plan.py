@@ -28,6 +28,7 @@ PROGRAMS: Mapping[str, str] = {
     "doctor": "neox_model.doctor",
     "compare-trainings": "neox_model.verify",
     "verify-layout": "neox_model.verify_layout",
+    "coord-check": "neox_model.coord_check",
 }
 _SHOWN_HOSTS = 32
 

@@ -230,6 +230,9 @@ def refuse_worker_by_hand(config: NeoXConfig, *, program: str, has_functions: bo
     if config.autotuning.autotuning.enabled:
         what = "needs neox-launch, which starts the trials"
         problems.append(Problem("autotuning.enabled", what, "use neox-launch, or set it to false"))
+    if config.mup.use_mup and config.mup.save_base_shapes:
+        what = "needs neox-launch, which writes them"
+        problems.append(Problem("save_base_shapes", what, "use neox-launch, or set it to false"))
     problems = [each for each in problems if not (has_functions and each.name.endswith(".schedule_type"))]
     if problems:
         raise refusal(config, *problems)

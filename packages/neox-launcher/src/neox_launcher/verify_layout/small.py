@@ -314,6 +314,7 @@ def _comparable(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
         "lr_decay_iters": None,
         "lr_decay_fraction": None,
         "lr_wsd_decay_iters": None,
+        "lr_wsd_decays": None,
         **({"zero_optimization.zero_hpz_partition_size": 2} if zero.zero_hpz_partition_size > 1 else {}),
         "compression_training.layer_reduction": None,
         # Ranks and one process draw other tokens, and its curriculum reads an index of the user's data.

@@ -33,7 +33,7 @@ def test_every_section_names_the_module_that_reads_it():
 @pytest.mark.parametrize(
     ("name", "declared", "module"),
     [
-        ("rotary_pct", "schema/sections/attention", "neox_config.spec.read_model"),
+        ("rotary_pct", "schema/sections/attention", "neox_config.spec.mixers"),
         ("optimizer.params.lr", "schema/sections/optimizer", "neox_config.spec.read_run"),
         (
             "data_efficiency.data_routing.enabled",
@@ -52,7 +52,7 @@ def test_where_a_parameter_is_declared_and_read(name, declared, module):
 def test_explain_shows_where_a_parameter_is_declared_and_read():
     text = describe_parameter(parameter_named("rotary_pct"))
     assert "  declared in  neox_config/schema/sections/attention.py" in text
-    assert "  read by      neox_config.spec.read_model" in text
+    assert "  read by      neox_config.spec.mixers" in text
     assert "no effect" not in text
     text = describe_parameter(parameter_named("checkpoint.load_universal"))
     assert "no effect" in text

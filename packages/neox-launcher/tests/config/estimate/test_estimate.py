@@ -276,6 +276,8 @@ def test_ranks_that_divide_rows_store_their_rows_of_states_and_all_maxima_of_col
     matrices = 2 * (192 + 64 + 512)
     muon = device_memory(on(setup, optimizer=OPTIMIZER_FACTS["muon"]))
     assert muon.optimizer == 4 * (1872 + 2 * 1872 - matrices) // 2
+    with_rows = device_memory(on(setup, optimizer=OPTIMIZER_FACTS["muon"], row_states=1))
+    assert with_rows.optimizer == muon.optimizer + 4 * 2 * (24 + 8 + 32 + 8) // 2
     sm3 = device_memory(on(setup, optimizer=OPTIMIZER_FACTS["sm3"], states=0))
     rows = 10 + 4 + 16 + 2 * (32 + 24 + 24 + 8 + 8 + 32 + 32 + 8 + 8)
     columns = 8 + 8 + 2 * (8 + 8 + 8 + 32)
@@ -285,6 +287,23 @@ def test_ranks_that_divide_rows_store_their_rows_of_states_and_all_maxima_of_col
 def test_float32_training_needs_no_master_weights():
     memory = device_memory(FLOAT32)
     assert (memory.weights, memory.gradients, memory.optimizer) == (4 * 1872, 4 * 1872, 8 * 1872)
+
+
+def test_averages_of_weights_are_as_large_as_master_weights_and_divided_as_they_are():
+    for zero, name, part in ((0, "torch", 1872), (1, "torch", 468), (3, "torch", 468), (3, "deepspeed", 468)):
+        setup = on(make(), data=4, zero=zero, name=name, saves_in_background=True)
+        plain, averaged = device_memory(setup), device_memory(on(setup, averages_weights=True))
+        assert averaged.optimizer - plain.optimizer == 4 * part
+        assert averaged.snapshot - plain.snapshot == 4 * 468
+        assert averaged.total - plain.total == 4 * part
+
+
+def test_states_of_two_bytes_take_half_the_memory_of_both_moments():
+    for zero, part in ((0, 1872), (1, 468), (3, 468)):
+        setup = on(make(), data=4, zero=zero, saves_in_background=True)
+        plain, halved = device_memory(setup), device_memory(on(setup, state_bytes=2))
+        assert plain.optimizer - halved.optimizer == 4 * part
+        assert plain.snapshot - halved.snapshot == 4 * 468
 
 
 def test_replicas_that_compress_store_their_errors():

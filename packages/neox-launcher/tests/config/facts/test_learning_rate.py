@@ -2,7 +2,13 @@ import math
 
 import pytest
 
-from neox_config.facts.learning_rate import DECAY_STYLES, FINAL_DECAYS, WarmupStableDecay, WarmupThenDecay
+from neox_config.facts.learning_rate import (
+    DECAY_STYLES,
+    FINAL_DECAYS,
+    RepeatedDecay,
+    WarmupStableDecay,
+    WarmupThenDecay,
+)
 
 # Computed by hand from the formulas: peak 0.4, floor 0.1, decay 10 updates, of which 2.5 are the warm-up.
 TABLE = {
@@ -83,3 +89,21 @@ def test_more_iterations_change_no_rate_before_the_decay():
         for total in (16, 64)
     )
     assert [short.rate(update) for update in range(12)] == [long.rate(update) for update in range(12)]
+
+
+def test_a_repeated_decay_is_followed_by_the_peak():
+    curve = RepeatedDecay(
+        style="linear",
+        peak=0.5,
+        floor=0.1,
+        warmup=0.1,
+        iterations=20,
+        decay_iterations=4,
+        earlier=((6, 2), (10, 4)),
+    )
+    assert [curve.rate(update) for update in range(22)] == pytest.approx(
+        # From the warmup until update 6, until update 10, until update 20, and after it.
+        [0.25, 0.25, 0.5, 0.5, 0.5, 0.3, *(0.5, 0.4, 0.3, 0.2), *[0.5] * 7, 0.4, 0.3, 0.2, 0.1, 0.1],
+        abs=1e-12,
+    )
+    assert curve.turns() == (2, 4, 6, 6, 10, 16, 20)

@@ -214,10 +214,10 @@ def test_no_argument_is_taken_for_a_misspelling(name):
 
 def test_all_names_of_a_feature_are_one_problem(load):
     with pytest.raises(ConfigError) as refused:
-        load("te_mha: true\nte_layernorm_mlp: true\nte_fp8_margin: 0\nnorm: te_rmsnorm\nuse_mup: true")
-    te, mup = refused.value.problems
+        load("te_mha: true\nte_layernorm_mlp: true\nnorm: te_rmsnorm\nuse_bnb_optimizer: true")
+    te, bits = refused.value.problems
     assert te.remedy == "remove it; the same applies to te_layernorm_mlp, norm"
-    assert mup.name == "use_mup"
+    assert bits.name == "use_bnb_optimizer"
 
 
 def test_an_override_turns_a_feature_off(load):

@@ -57,7 +57,7 @@ WRONG = [
     ("activation: gelo", ["is not one of the choices", "did you mean gelu?"]),
     (
         "activation: zzz",
-        ["use gelu, geglu, relu, squared_relu, softsign, swish, mish, silu, swiglu, reglu, glu, bilinear"],
+        ["use gelu, geglu, geglu_tanh, relu, squared_relu, softsign, ", "swiglu, reglu, glu, bilinear"],
     ),
     ("zero_optimization: {stage: 4}", ["is not one of the choices", "use 0, 1, 2, 3"]),
     (

@@ -429,7 +429,8 @@ run.yml: 1 problem
 
   line 8  activation: gelu_new
           is not one of the choices
-          use gelu, geglu, relu, squared_relu, softsign, swish, mish, silu, swiglu, reglu, glu, bilinear
+          use gelu, geglu, geglu_tanh, relu, squared_relu, softsign, swish, mish, silu, swiglu, \
+reglu, glu, bilinear
 """,
     ),
     "a_stage_that_does_not_exist": (

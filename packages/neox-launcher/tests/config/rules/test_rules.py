@@ -12,12 +12,34 @@ from neox_config.facts.stores import has_credentials
 from neox_config.rules import RULES
 from support.refusals import refused, shows
 
+MUP = "use_mup: true\nmup_base: {hidden_size: 64, num_attention_heads: 4, head_dim: 16, mlp_width: 256}\n"
 # rule -> (text that breaks it, where, numbers in the message, text that does not)
 EXAMPLES = {
     "stop_strings_have_characters": ('--set stop-strings=["."," ",""]', "stop_strings", [],
         '--set stop-strings=["."," "]'),
     "stop_tokens_are_ids": ("--set stop-tokens=[2,-1]", "stop_tokens", ["-1", "0"],
         "--set stop-tokens=[2,1]"),
+    "mup_knows_its_base": ("use_mup: true\nmup_base: {hidden_size: 64}", "use_mup", [], MUP),
+    "mup_knows_its_base: saving": ("use_mup: true\nsave_base_shapes: true", "save_base_shapes", [],
+        "use_mup: true\nsave_base_shapes: true\nbase_shapes_file: base.yml"),
+    "mup_knows_the_optimizer": (
+        f"{MUP}--set optimizer.type=Lamb", "optimizer.type", [], f"{MUP}--set optimizer.type=Lion"),
+    "mup_knows_the_optimizer: decay": (
+        f"{MUP}optimizer: {{params: {{adam_w_mode: false}}}}", "optimizer.params.weight_decay", [],
+        f"{MUP}optimizer: {{params: {{adam_w_mode: false, weight_decay: 0}}}}"),
+    "mup_knows_the_layers": (f"{MUP}attention-config: [[[gmlp], 4]]", "attention_config",
+        [], f"{MUP}attention-config: [[[local], 4]]"),
+    "mup_knows_the_layers: rpe": (f"{MUP}pos-emb: rpe", "pos_emb", [], f"{MUP}pos-emb: alibi"),
+    "mup_knows_the_layers: sinusoidal": (f"{MUP}pos-emb: sinusoidal\nmup-embedding-mult: 2",
+        "mup_rp_embedding_mult", [], f"{MUP}pos-emb: sinusoidal\nmup-output-temp: 2"),
+    "mup_knows_the_layers: orthogonal": (f"{MUP}init-method: orthogonal", "init_method", [],
+        f"{MUP}init-method: xavier_uniform"),
+    "mup_scales_branches_before_they_are_added": (
+        f"{MUP}num-unique-layers: 2\n--set mup_base.num_layers=2", "mup_base.num_layers", ["4"],
+        f"{MUP}num-unique-layers: 2\n--set mup_base.num_layers=4"),
+    "mup_scales_branches_before_they_are_added: norms": (
+        f"{MUP}norm-placement: both\n--set mup_base.num_layers=2", "mup_base.num_layers", ["4"],
+        f"{MUP}norm-placement: both"),
     "sizes_divide_others": ("--set num-attention-heads=5", "num_attention_heads", ["64", "1, 2, 4, 8"],
         "--set num-attention-heads=8"),
     "samples_fit_the_positions": ("--set seq-length=64", "seq_length", ["32"], "--set seq-length=16"),
@@ -136,7 +158,27 @@ EXAMPLES = {
         "fp16-lm-cross-entropy: true\nprecision: fp16"),
     "floor_is_below_the_peak": ("min-lr: 0.01", "min_lr", ["0.001"], "min-lr: 0.001"),
     "the_parts_of_wsd_fit_the_schedule": ("lr-decay-style: wsd\nwarmup: 0.5\nlr-wsd-decay-iters: 6",
-        "lr_wsd_decay_iters", ["6", "5", "10"], "lr-decay-style: wsd\nwarmup: 0.5\nlr-wsd-decay-iters: 5"),
+        "lr_wsd_decay_iters", ["6", "10", "5"], "lr-decay-style: wsd\nwarmup: 0.5\nlr-wsd-decay-iters: 5"),
+    "the_parts_of_wsd_fit_the_schedule: order": (
+        "lr-decay-style: wsd\nlr-wsd-decays: [5, 3]", "lr_wsd_decays", ["10"],
+        "lr-decay-style: wsd\nlr-wsd-decays: [3, 5]"),
+    "the_parts_of_wsd_fit_the_schedule: end": (
+        "lr-decay-style: wsd\nlr-wsd-decays: [10]", "lr_wsd_decays", ["10"],
+        "lr-decay-style: wsd\nlr-wsd-decays: [9]"),
+    "the_parts_of_wsd_fit_the_schedule: two decays": (
+        "lr-decay-style: wsd\nlr-wsd-decays: [4, 6]\nlr-wsd-decay-iters: 3", "lr_wsd_decay_iters",
+        ["3", "6", "4"], "lr-decay-style: wsd\nlr-wsd-decays: [4, 7]\nlr-wsd-decay-iters: 3"),
+    "averaged_weights_are_the_same_on_all_replicas": (
+        "ema-decay: 0.9\n--set optimizer.type=ZeroOneAdam", "ema_decay", [],
+        "ema-decay: 0.9\n--set optimizer.type=OneBitAdam"),
+    "states_are_rounded_by_their_place": (
+        "optimizer: {params: {state_dtype: bf16}}\nzero-stage: 1\nengine: deepspeed",
+        "optimizer.params.state_dtype", [],
+        "optimizer: {params: {state_dtype: bf16}}\nzero-stage: 0\nengine: deepspeed"),
+    "states_are_rounded_by_their_place: Lamb": (
+        "optimizer: {params: {state_dtype: bf16}}\n--set optimizer.type=Lamb",
+        "optimizer.params.state_dtype", [],
+        "optimizer: {params: {state_dtype: bf16}}\nzero-stage: 3"),
     "a_scheduler_has_a_type": ("scheduler: {params: {warmup_num_steps: 5}}", "scheduler.params", [],
         "scheduler: {type: WarmupLR, params: {warmup_num_steps: 5}}"),
     "one_schedule_is_given": ("scheduler: {type: WarmupLR}\nlr-decay-style: cosine", "lr_decay_style", [],
@@ -618,6 +660,21 @@ def test_learning_rates_of_muon_that_cannot_be_reached_are_refused(load, schedul
 @pytest.mark.parametrize("given", ["{lr: 0, adam_lr: null}", "{lr: 0.1, adam_lr: 0}"])
 def test_further_learning_rates_of_muon_are_accepted(load, given):
     assert load("", f"optimizer={{type: Muon, params: {given}}}").optimizer.optimizer.kind == "muon"
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("coefficients", "newton"),
+        ("qkv", "split"),
+        ("scale", "1"),
+        ("row_beta", "1.0"),
+        ("cautious_decay", "1"),
+    ],
+)
+def test_forms_of_muon_that_do_not_exist_are_refused(load, argument, value):
+    with refused(ConfigError, f"optimizer.params.{argument}", value):
+        load("", f"optimizer={{type: Muon, params: {{lr: 1, {argument}: {value}}}}}")
 
 
 def test_problems_of_arguments_are_in_the_order_of_the_optimizer(load):

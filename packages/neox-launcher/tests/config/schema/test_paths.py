@@ -135,7 +135,7 @@ def test_no_parameter_that_names_a_file_or_a_folder_has_another_type() -> None:
     ]
     # Prefixes and names that are joined to something else.
     assert wrong == ["compression_training.layer_reduction.module_name_prefix"]
-    assert len(PATHS) == 41
+    assert len(PATHS) == 42
 
 
 def test_texts_that_are_no_paths_are_not_expanded() -> None:

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from neox_config import NeoXConfig, Resolved, load_config, resolve
+from neox_config.derive.optimizer_arguments import optimizer_facts
 from neox_config.estimate.setup import fewest_devices
 from neox_config.schema.config import all_parameters
 from neox_config.schema.parameter import Parameter, Section, block, param
-from neox_config.spec.resume import IN_EFFECT, Changes, compare, flat_values, in_effect
+from neox_config.spec.resume import IN_EFFECT, Changes, compare, flat_values, in_effect, with_recorded_form
 from support.refusals import refused, shows
 
 # Reviewed: each of these makes another function of the same weights, or weights of other shapes.
@@ -70,15 +71,17 @@ TRAINING = set(
     scheduler.params.cycle_max_mom scheduler.params.decay_mom_rate
     scheduler.params.lr_range_test_min_lr scheduler.params.lr_range_test_step_size
     scheduler.params.lr_range_test_step_rate scheduler.params.lr_range_test_staircase
-    weight_decay gradient_clipping
+    weight_decay gradient_clipping ema_decay ema_interval optimizer.params.state_dtype
     zero_optimization.zero_quantized_weights zero_optimization.zero_quantized_gradients
     lr_decay_style lr_decay_iters lr_decay_fraction min_lr decay_lr_to warmup warmup_iters
-    lr_wsd_decay_style lr_wsd_decay_fraction lr_wsd_decay_iters
+    lr_wsd_decay_style lr_wsd_decay_fraction lr_wsd_decay_iters lr_wsd_decays
     train_iters train_epochs train_batch_size
     train_micro_batch_size_per_gpu gradient_accumulation_steps loss_normalization seed
     on_spike spike_threshold spike_window spike_rollback_batches
     data_path train_data_paths valid_data_paths test_data_paths
     train_label_data_paths valid_label_data_paths test_label_data_paths pack_impl allow_chopped
+    use_mup mup_base.hidden_size mup_base.num_attention_heads mup_base.head_dim mup_base.mlp_width
+    mup_base.num_layers mup_attn_temp mup_output_temp mup_embedding_mult mup_rp_embedding_mult
     lora_dropout mask_prob mask_whole_words mask_token short_seq_prob
     bert_load query_in_block_prob use_one_sent_docs titles_data_path
     fim_rate fim_spm_rate fim_prefix_token fim_middle_token fim_suffix_token
@@ -551,6 +554,95 @@ def test_an_argument_that_a_checkpoint_did_not_record_had_its_default(load: Load
     assert shows(change, "optimizer.params.momentum: 0.0", "0.9")
 
 
+FORM = {"coefficients": ("quintic", "polar_express"), "qkv": ("together", "separate")}
+
+
+def written(folder: Path, values: dict[str, Any]) -> None:
+    """Write the manifest of a checkpoint with these recorded values."""
+    checkpoint = folder / "global_step3"
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    (folder / "latest").write_text("global_step3")
+    (checkpoint / "manifest.json").write_text(json.dumps({"contents": {"config": values}}))
+
+
+def muon(load: Loader, folder: Path, *more: str) -> NeoXConfig:
+    return load("", "optimizer.type=Muon", f"load={folder}", *more)
+
+
+def without_form(values: dict[str, Any]) -> dict[str, Any]:
+    """Return what a version before the form of Muon could be chosen recorded of a training."""
+    older: dict[str, Any] = json.loads(json.dumps(values))
+    for name in FORM:
+        del older[IN_EFFECT]["training"][f"optimizer.params.{name}"]
+    return older
+
+
+def test_a_training_of_muon_continues_with_its_form(load: Loader, tmp_path: Path) -> None:
+    new = muon(load, tmp_path)
+    assert with_recorded_form(new) == new  # There is no checkpoint yet.
+    here = recorded(resolve(new, devices=1))
+    written(tmp_path, here)
+    assert with_recorded_form(new) == new
+    older = without_form(here)
+    written(tmp_path, older)
+    kept = with_recorded_form(new)
+    given = kept.optimizer.optimizer.params.given()
+    assert {name: given[name] for name in FORM} == {name: there for name, (there, _) in FORM.items()}
+    for note in kept.notices[len(new.notices) :]:
+        assert shows(note, "global_step3", FORM[note.name.rpartition(".")[2]][1])
+    assert len(kept.notices) == len(new.notices) + len(FORM)
+    assert compare(older, recorded(resolve(kept, devices=1)), devices=1) == Changes()
+    # From then on it is recorded.
+    written(tmp_path, recorded(resolve(kept, devices=1)))
+    assert with_recorded_form(new) == kept
+
+
+def test_a_form_of_muon_that_is_given_is_a_change(load: Loader, tmp_path: Path) -> None:
+    given = [f"optimizer.params.{name}={here}" for name, (_, here) in FORM.items()]
+    chosen = muon(load, tmp_path, *given)
+    here = recorded(resolve(chosen, devices=1))
+    for older in (
+        without_form(recorded(resolve(muon(load, tmp_path), devices=1))),
+        flat_values(muon(load, tmp_path)),
+    ):
+        written(tmp_path, older)
+        assert with_recorded_form(chosen) == chosen
+        changes = compare(older, here, devices=1).training
+        found = {change.label.rpartition(".")[2]: (change.there, change.here) for change in changes}
+        assert found == FORM
+
+
+@pytest.mark.parametrize(("value", "changes_states"), [("row_beta=0.9", True), ("qkv=per_head", False)])
+def test_only_rows_of_muon_require_other_states(
+    load: Loader, tmp_path: Path, value: str, changes_states: bool
+) -> None:
+    there, here = (
+        recorded(resolve(muon(load, tmp_path, *more), devices=1))
+        for more in ([], [f"optimizer.params.{value}"])
+    )
+    (change,) = compare(there, here, devices=1).training
+    assert change.changes_states == changes_states
+
+
+@pytest.mark.parametrize(
+    ("values", "more"),
+    [
+        ({"optimizer": {"type": "Adam"}}, []),
+        ({"optimizer": []}, []),
+        ({"optimizer": {"type": "Muon"}, IN_EFFECT: []}, []),
+        ({"optimizer": {"type": "Muon"}}, ["finetune=true"]),
+    ],
+)
+def test_a_checkpoint_without_states_of_muon_has_no_form(
+    load: Loader, tmp_path: Path, values: dict[str, Any], more: list[str]
+) -> None:
+    written(tmp_path, values)
+    config = muon(load, tmp_path, *more)
+    assert with_recorded_form(config) == config
+    written(tmp_path, {"optimizer": {"type": "Muon"}})
+    assert (with_recorded_form(config) == config) is bool(more)
+
+
 def test_a_parameter_that_the_checkpoint_does_not_know_had_its_default(load: Loader) -> None:
     runs = [recorded(resolve(load("", *more), devices=1)) for more in ([], ["gpt-j-residual=true"])]
     older = {name: value for name, value in runs[0].items() if name != "gpt_j_residual"}
@@ -588,4 +680,6 @@ def test_a_run_is_no_change_of_itself(path: Path) -> None:
     devices = fewest_devices(config)
     run = recorded(resolve(config, devices=devices))
     assert compare(run, run, devices=devices) == Changes()
-    assert compare(flat_values(config), run, devices=devices) == Changes()
+    former = [f"optimizer.params.{name}={value}" for name, value in optimizer_facts(config).former.items()]
+    then = recorded(resolve(load_config([path], overrides=former), devices=devices))
+    assert compare(flat_values(config), then, devices=devices) == Changes()

@@ -20,6 +20,7 @@ from neox_config.extras.data_efficiency.curricula import custom_curricula
 from neox_config.extras.data_efficiency.difficulty import DifficultySchedule
 from neox_config.facts.checkpoints import checkpoint_name, iteration_of
 from neox_config.problems import list_problems
+from neox_config.spec.resume import with_recorded_form
 from neox_launcher.plan.epochs import with_iterations
 from neox_launcher.plan.notes import notes_on_data
 from neox_launcher.plan.preflight import refuse_worker_by_hand
@@ -105,7 +106,7 @@ class Trainer:
                 "neox_model.load_config(...)"
             )
         self._is_running = self._has_ended = self._has_failed = self._is_closed = False
-        config = with_iterations(config, devices=1)
+        config = with_iterations(with_recorded_form(config), devices=1)
         blocks = custom_curricula(config.data_efficiency)
         difficulties = _difficulties(blocks, config.training.iterations, curriculum)
         if start_from is not None and config.checkpoint.load is not None:

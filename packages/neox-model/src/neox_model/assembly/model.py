@@ -84,7 +84,7 @@ def build_plan(
         LayoutError: sizes do not divide.
         KernelUnavailable: a requested fused operator cannot be used.
     """
-    init, group = build_init(spec, run.initialization, run.initialization.method), _splitting(run, groups)
+    init, group = build_init(run, "vocabulary"), _splitting(run, groups)
     operators = choose_operators(
         spec, run, groups, device=torch.device(device), dtype=DTYPES[run.precision.weights]
     )
@@ -100,8 +100,8 @@ def build_plan(
         cls=Embedding,
         kwargs={
             **vocabulary,
+            "position": build_input_position(spec.embedding, spec.width, build_init(run, "position"), group),
             "scale": spec.embedding.scale,
-            "position": build_input_position(spec.embedding, spec.width, init, group),
             "dropout": run.dropout.hidden,
         },
         tied=owner,

@@ -1,24 +1,30 @@
 """Build the optimizer."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from pkgutil import resolve_name
+from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from neox_config.errors import ConfigError
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_config.schema.sections.optimizer import Optimizer as Chosen
-from neox_config.spec.run import RunSpec
+from neox_config.spec.run import Multipliers, RunSpec
 from neox_model.assembly.choices import DTYPES
 from neox_model.optim import OPTIMIZERS
 from neox_model.optim.adagrad import Adagrad
-from neox_model.optim.param_groups import split_by_kind, split_by_weight_decay
+from neox_model.optim.param_groups import split_by_kind, split_by_multipliers, split_by_weight_decay
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.linear import ColumnParallelLinear, RowParallelLinear
+from neox_model.parallel.logical import named_logical_parameters, whole_shape_of
 
 __all__ = ["build_optimizer"]
+
+logger = logging.getLogger(__name__)
 
 _TORCH_CLASSES = {
     name.lower(): value
@@ -43,6 +49,10 @@ def build_optimizer(
         ConfigError: there is no such optimizer, or it does not accept the given arguments.
     """
     groups = split_by_weight_decay(model.parameters(), optimizer.params.weight_decay)
+    if run.multipliers:
+        has_eps = "eps" in OPTIMIZER_FACTS[optimizer.kind].declared
+        eps = optimizer.params.eps if has_eps else None
+        groups = _with_multipliers(groups, run.multipliers, model, eps=eps)
     if optimizer.kind in OPTIMIZERS:
         device = groups[0]["params"][0].device
         if optimizer.kind.startswith("cpu_") and device.type != "cpu" and not run.layout.offloads_optimizer:
@@ -81,3 +91,28 @@ def build_optimizer(
             f"optimizer.params: torch.optim.{kind.__name__} rejects these arguments: {error}; "
             "see its documentation for the valid ones"
         ) from error
+
+
+def _with_multipliers(
+    groups: list[dict[str, Any]],
+    multipliers: Mapping[str, Multipliers],
+    model: nn.Module,
+    *,
+    eps: float | None,
+) -> list[dict[str, Any]]:
+    """Return the parameter groups of muP, and log what each kind of weight is multiplied by."""
+    for kind, each in multipliers.items():
+        logger.info(
+            "muP: %s: initial values x %.4g, rate x %.4g, weight decay x %.4g, epsilon x %.4g; it %s",
+            *(kind, each.std, each.rate, each.decay, each.epsilon, each.reason),
+        )
+    in_layers = {id(each) for name, each in named_logical_parameters(model) if name.startswith("layers.")}
+
+    def of(parameter: Parameter) -> Multipliers:
+        kind = parameter.logical.kind  # type: ignore[attr-defined]
+        if kind is None:
+            assert len(whole_shape_of(parameter)) < 2, "a matrix without a kind: name one in its init method"
+            kind = "layer_vector" if id(parameter) in in_layers else "vector"
+        return multipliers[kind]
+
+    return split_by_multipliers(groups, of, eps=eps)

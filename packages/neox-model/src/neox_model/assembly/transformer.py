@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from neox_config.spec import model as kinds
 from neox_config.spec.model import Adapters, Attention, ModelSpec
-from neox_config.spec.run import Initialization, RunSpec
+from neox_config.spec.run import RunSpec
 from neox_model.assembly.attention import build_attention
 from neox_model.assembly.norms import build_norm
 from neox_model.assembly.operators import Operators
 from neox_model.errors import LayoutError
-from neox_model.initialization import build_init_method
+from neox_model.initialization import build_init_method, multiplied
 from neox_model.layers.activations import ACTIVATIONS, GATED_ACTIVATIONS
 from neox_model.layers.attention import DocumentMasks
 from neox_model.layers.experts import Balance, Experts, Router
@@ -53,11 +53,18 @@ LAYERS: Mapping[type[Any], str] = {kinds.SpatialMLP: "neox_model.extras.gmlp.bui
 _DROPS_TOKENS = "neox_model.extras.token_dropping.layer:TokenDroppingTransformerLayer"
 
 
-def build_init(spec: ModelSpec, initialization: Initialization, name: str) -> InitMethod:
-    """Return an init method of this name for a model of this width and depth."""
-    return build_init_method(
-        name, std=initialization.std, hidden_size=spec.width, num_layers=len(spec.layers)
+def build_init(run: RunSpec, kind: str, *, is_output: bool = False) -> InitMethod:
+    """Return the init method of a kind of weights; `is_output`: they write to the residual stream."""
+    chosen, of_kind = run.initialization, run.multipliers.get(kind)
+    init = build_init_method(
+        chosen.output_method if is_output else chosen.method,
+        std=chosen.std,
+        hidden_size=chosen.width,
+        num_layers=chosen.depth,
     )
+    if of_kind is None:
+        return init
+    return multiplied(init, kind, times=of_kind.std, rows=of_kind.rows, columns=of_kind.columns)
 
 
 def build_adapters(adapters: Adapters | None, dropout: float) -> dict[str, LowRank]:
@@ -92,11 +99,11 @@ def build_layer(
         LayoutError: sizes do not divide.
     """
     layer = spec.layers[layer_index]
-    inits: Options = {
-        "init": build_init(spec, run.initialization, run.initialization.method),
-        "output_init": build_init(spec, run.initialization, run.initialization.output_method),
-        "group": group,
-    }
+
+    def inits(kind: str, output_kind: str) -> Options:
+        output_init = build_init(run, output_kind, is_output=True)
+        return {"init": build_init(run, kind), "output_init": output_init, "group": group}
+
     norm_class, norm_kwargs = build_norm(layer.norm, spec.width, operators, group)
     shared: Options = {
         "norm": partial(norm_class, **norm_kwargs),
@@ -108,7 +115,7 @@ def build_layer(
     }
     if type(layer.mixer) in LAYERS:
         build: Callable[..., tuple[type[nn.Module], Options]] = resolve_name(LAYERS[type(layer.mixer)])
-        return build(layer, spec.width, run, shared, inits=inits, operators=operators)
+        return build(layer, spec.width, run, shared, inits=inits("up", "down"), operators=operators)
     if layer.norm_placement != "before":
         # The norm of an output is of the sum with its bias.
         operators = replace(operators, bias_dropout_add=None)
@@ -120,7 +127,7 @@ def build_layer(
             layer_index,
             run,
             width=spec.width,
-            **inits,
+            **inits("qkv", "dense"),
             operators=operators,
             adapters=adapters,
             # The document ids of a layer that drops tokens are those of the tokens that it keeps.
@@ -129,7 +136,7 @@ def build_layer(
             tables=tables,
         ),
         "mlp": CHANNELS[type(layer.channel)](
-            layer.channel, spec.width, run, {**inits, "adapters": adapters}, operators
+            layer.channel, spec.width, run, {**inits("up", "down"), "adapters": adapters}, operators
         ),
         "parallel_residual": layer.residual == "parallel",
         "shares_norm": layer.shares_norm,

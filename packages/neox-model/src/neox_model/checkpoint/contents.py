@@ -10,7 +10,7 @@ import json
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from math import inf, prod
 from pathlib import Path
@@ -22,7 +22,7 @@ from neox_config import finite_json
 from neox_config.facts.checkpoints import MANIFEST
 from neox_model.checkpoint.blocks import Range, block_numel, overlapping
 from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError, quoted
-from neox_model.checkpoint.names import is_weight
+from neox_model.checkpoint.names import average_name, is_weight, model_state_name
 from neox_model.checkpoint.stored_types import STORED_TYPES
 
 __all__ = [
@@ -140,6 +140,21 @@ class Manifest:
     training: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, _Count] = field(default_factory=dict)
     packages: Mapping[str, str] = field(default_factory=dict)
+
+    def with_averages(self) -> "Manifest":
+        """Return the description of a checkpoint in which the averages of the weights are the weights.
+
+        Raises:
+            CheckpointError: a weight has no average.
+        """
+        names = {name: model_state_name(average_name(name)) for name in self.weight_names}
+        if not set(names.values()) <= self.tensors.keys():
+            raise CheckpointError(
+                "the checkpoint contains no averages of its weights, because ema-decay was not set in its "
+                "training; use the weights themselves (load-ema: false, or to-hf without --ema)"
+            )
+        averages = {name: self.tensors[average] for name, average in names.items()}
+        return replace(self, tensors={**self.tensors, **averages})
 
     def to_json(self) -> str:
         """Return the text of the manifest file, which includes a checksum of its contents."""

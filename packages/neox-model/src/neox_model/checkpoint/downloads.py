@@ -48,16 +48,21 @@ logger = logging.getLogger(__name__)
 
 
 def folder_with_weights(
-    load: str, groups: Groups, *, cache: str | None, storage: Storage | None = None
+    load: str,
+    groups: Groups,
+    *,
+    cache: str | None,
+    storage: Storage | None = None,
+    averages: bool = False,
 ) -> Path:
     """Return the folder to load weights from, for programs that require a checkpoint. Collective.
 
-    Like `local_folder`, but states are not downloaded.
+    Like `local_folder`, but states are not downloaded, unless averages of weights are read, which are states.
 
     Raises:
         CheckpointError: as `local_folder`; or the store contains no checkpoint.
     """
-    folder = local_folder(load, groups, cache=cache, storage=storage, weights_only=True)
+    folder = local_folder(load, groups, cache=cache, storage=storage, weights_only=not averages)
     if folder is None:
         raise CheckpointError(
             f"{load} contains no checkpoint; set load to where a run uploads them", code="no-checkpoint"

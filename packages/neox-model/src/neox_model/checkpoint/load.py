@@ -76,7 +76,7 @@ logger = logging.getLogger(__name__)
 ScheduleSource = Literal["agreement", "config", "checkpoint"]
 
 # Optimizers with the same states, so that one can continue from another's.
-_ADAM = {"Adam", "AdamW", "FusedAdam", "DeepSpeedCPUAdam", "ZenFlowCPUAdam"}
+_ADAM = {"Adam", "AdamW", "FusedAdam", "DeepSpeedCPUAdam", "ZenFlowCPUAdam", "RoundedAdam"}
 
 
 def load_checkpoint(
@@ -86,6 +86,7 @@ def load_checkpoint(
     config: Mapping[str, Any],
     seed: int,
     finetune: bool = False,
+    averages: bool = False,
     load_optimizer: bool = True,
     load_rng: bool = True,
     schedule_source: ScheduleSource = "agreement",
@@ -101,6 +102,7 @@ def load_checkpoint(
         config: values that this run would record in a checkpoint, compared with the checkpoint's.
         seed: the run's random seed; with the iteration, it seeds new random streams if the layout changed.
         finetune: load only the weights and start at iteration 0.
+        averages: with `finetune`, load the averages of the weights instead.
         load_optimizer: load the optimizer's states.
         load_rng: load the random generators' states.
         schedule_source: learning-rate curve to use; `agreement` requires that both are the same.
@@ -124,7 +126,9 @@ def load_checkpoint(
     with parts.engine.update.in_memory(changes=True):
         fragments = engine_fragments(parts.engine)
         with _reading(folder, groups, parts.storage):
-            manifest, changes = _read_manifest(folder, fragments, names, config, remedy=remedy)
+            manifest, changes = _read_manifest(
+                folder, fragments, names, config, remedy=remedy, averages=averages and finetune
+            )
         if finetune:
             # New scores stay initialized.
             fragments = [each for each in fragments if each.name in manifest.tensors]
@@ -217,6 +221,7 @@ def load_weights(
     cache: str | None = None,
     storage: Storage | None = None,
     evaluates: bool = False,
+    averages: bool = False,
 ) -> int:
     """Load weights into a model without an engine, for generation and evaluation. Collective over all ranks.
 
@@ -230,6 +235,7 @@ def load_weights(
         storage: the folders of checkpoints; None: all ranks share one.
         evaluates: the validation and test data of the run are evaluated next; log a warning if other
             samples of these are selected.
+        averages: load the averages of the weights instead.
 
     Returns:
         The checkpoint's iteration.
@@ -256,7 +262,9 @@ def load_weights(
     fragments, states = model_fragments(model), model_states(model)
     names = _all_names(model, groups)
     with _reading(folder, groups, storage):
-        manifest, changes = _read_manifest(folder, fragments, names, config, remedy=SAME_MODEL)
+        manifest, changes = _read_manifest(
+            folder, fragments, names, config, remedy=SAME_MODEL, averages=averages
+        )
     _copy_missing(folder, manifest, fragments, groups, storage, states)
     reader = ShardReader(folder, manifest)
     with _reading(folder, groups, storage):
@@ -334,6 +342,7 @@ def _read_manifest(
     config: Mapping[str, Any],
     *,
     remedy: str | None,
+    averages: bool = False,
 ) -> tuple[Manifest, Changes]:
     """Read a manifest, and compare it with the model of this run.
 
@@ -343,11 +352,13 @@ def _read_manifest(
         names: logical names of the weights of all ranks.
         config: values that this run would record in a checkpoint.
         remedy: what to do about a different model; None: it is accepted if its weights have these shapes.
+        averages: the averages of the weights are read as weights.
 
     Returns:
         The manifest, and the values that differ from this run's.
     """
     manifest = Manifest.read(folder)
+    manifest = manifest.with_averages() if averages else manifest
     changes = changes_since(manifest, config)
     check_base(manifest, config)
     if remedy is not None:

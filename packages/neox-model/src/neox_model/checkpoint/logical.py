@@ -270,7 +270,7 @@ def state_tensor(fragment: Fragment, optimizer: Any, key: str, shape: tuple[int,
         return state[key].view(-1)[: block_numel(block)]
     if shape == fragment.logical.shape:
         if key not in state:
-            state[key] = torch.zeros_like(holder)
+            state[key] = torch.zeros_like(holder, dtype=getattr(optimizer, "state_dtype", None))
         return fragment.part_of(state[key])
     if key not in state:
         state[key] = torch.zeros(shape, dtype=holder.dtype, device=holder.device)
@@ -344,7 +344,8 @@ def model_state_parts(states: Iterable[LogicalState], groups: Groups) -> list[Pa
             values=state.values,
         )
         for state in states
-        if _has_turn(
+        if not state.is_stage_copy
+        and _has_turn(
             state.name,
             groups,
             splits_over_data=state.is_split_over_data,
@@ -361,7 +362,7 @@ def check_model_states(states: Sequence[LogicalState], manifest: Manifest, reade
         DamagedCheckpointError: one has another shape, or is damaged.
     """
     for state in states:
-        record = manifest.tensors.get(model_state_name(state.name))
+        record = manifest.tensors.get(_read_name(state, reader))
         if record is None:
             raise CheckpointError(
                 f"the checkpoint does not contain {state.name}, because compression_training, "
@@ -371,7 +372,7 @@ def check_model_states(states: Sequence[LogicalState], manifest: Manifest, reade
         if record.shape != state.shape:
             raise DamagedManifestError(f"{state.name} has the shape {record.shape} instead of {state.shape}")
     reader.check(
-        (model_state_name(state.name), state.range, dtype if dtype.is_floating_point else None)
+        (_read_name(state, reader), state.range, dtype if dtype.is_floating_point else None)
         for state, dtype in ((state, state.values.dtype) for state in states)
     )
 
@@ -379,4 +380,10 @@ def check_model_states(states: Sequence[LogicalState], manifest: Manifest, reade
 def fill_model_states(states: Sequence[LogicalState], reader: ShardReader) -> None:
     """Read the states, which `check_model_states` has checked."""
     for state in states:
-        reader.fill(state.values, model_state_name(state.name), state.range)
+        reader.fill(state.values, _read_name(state, reader), state.range)
+
+
+def _read_name(state: LogicalState, reader: ShardReader) -> str:
+    """Return the name of the tensor from which a state is read."""
+    name = model_state_name(state.name)
+    return name if state.if_missing is None or name in reader else state.if_missing

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable
 
 __all__ = [
+    "average_name",
     "in_model_order",
     "is_model_state",
     "is_random_state",
@@ -38,6 +39,11 @@ def is_model_state(name: str) -> bool:
 def model_state_name(name: str) -> str:
     """Return the name of a tensor with a state of the model, given the state's."""
     return f"{_OF_MODEL}{name}"
+
+
+def average_name(weight: str) -> str:
+    """Return the name of the state of the model that is the average of a weight (`ema_decay`)."""
+    return f"{weight}/ema"
 
 
 def is_random_state(name: str) -> bool:

@@ -221,6 +221,9 @@ class ShardReader:
         # Ranges of one piece often are read one after another.
         self._last: tuple[tuple[str, str], Tensor] | None = None
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._manifest.tensors
+
     def check(self, wanted: Iterable[Wanted]) -> None:
         """Verify all pieces of ranges, so that `fill` finds nothing wrong; checksums in several threads.
 

@@ -57,6 +57,7 @@ class Checkpoint(StoredWeights):
         folder: its folder (SAVE/global_step100).
         is_compressed: accept a run with `compression_training`, whose weights are not all that its model
             computes with.
+        averages: read the averages of the weights instead.
 
     Attributes:
         resolved: the parameters of the model that it records; all others have their defaults.
@@ -66,8 +67,8 @@ class Checkpoint(StoredWeights):
         ConversionError: its parameters are not those of a model of this version.
     """
 
-    def __init__(self, folder: Path, *, is_compressed: bool = False) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, *, is_compressed: bool = False, averages: bool = False) -> None:
+        super().__init__(folder, averages=averages)
         if not is_compressed and _was_compressed(self.manifest.config):
             raise ConversionError(
                 f"{folder} was trained with compression_training, and its model does not compute with these "

@@ -105,6 +105,7 @@ def main() -> None:
     "model.",
 )
 @click.option("--trim-vocab", is_flag=True, help="Leave out the padding of the vocabulary.")
+@click.option("--ema", is_flag=True, help="Write the averages of the weights (ema-decay) instead.")
 @_VOCAB_FILE
 @_MERGE_FILE
 def write_hugging_face(load: Path, output: Path, **options: Any) -> None:

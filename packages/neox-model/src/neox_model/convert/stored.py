@@ -21,6 +21,7 @@ class StoredWeights(TensorReader):
 
     Args:
         folder: its folder (SAVE/global_step100).
+        averages: read the averages of the weights instead.
 
     Attributes:
         manifest: its manifest.
@@ -29,9 +30,10 @@ class StoredWeights(TensorReader):
         CheckpointError: it is damaged.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, averages: bool = False) -> None:
         self.folder = folder
-        self.manifest = Manifest.read(folder)
+        manifest = Manifest.read(folder)
+        self.manifest = manifest.with_averages() if averages else manifest
         self._reader = ShardReader(folder, self.manifest)
 
     @property

@@ -45,6 +45,7 @@ def to_hf(
     dtype: str | None = None,
     family: str | None = None,
     trim_vocab: bool = False,
+    ema: bool = False,
     vocab_file: Path | None = None,
     merge_file: Path | None = None,
 ) -> dict[str, Any]:
@@ -56,6 +57,7 @@ def to_hf(
         dtype: "fp32", "bf16" or "fp16"; None keeps the stored dtypes.
         family: `model_type`; None: the recorded one, or the first that fits.
         trim_vocab: leave out rows of the embedding that are padding.
+        ema: write the averages of the weights instead.
         vocab_file: the tokenizer's file, if it is not where the checkpoint records it.
         merge_file: its second file.
 
@@ -69,7 +71,7 @@ def to_hf(
     refuse_existing(output)
     require_transformers("neox-convert to-hf")
     logger.info("reading %s", folder)
-    checkpoint = Checkpoint(folder)
+    checkpoint = Checkpoint(folder, averages=ema)
     checkpoint.check_shapes()
     chosen = fitting_family(checkpoint.model, family or checkpoint.family)
     tokenizer = checkpoint.tokenizer(vocab_file=vocab_file, merge_file=merge_file)

@@ -65,6 +65,8 @@ class PendingUpdate:
             yet, such as a score of pruning, has none.
         norm_of: computes the 2-norm over the whole model of tensors like the gradients, by logical name.
             Collective over the model and pipe groups.
+        tensor_zeros: computes the share of elements equal to 0 of each whole logical tensor's gradient, as
+            `tensor_norms` does the norms.
         zeros: computes the share of gradient elements equal to 0 over the whole model.
             Collective over the model and pipe groups.
         loss: computes the mean loss of the update's micro-batches over data-parallel ranks, the same on every
@@ -77,6 +79,7 @@ class PendingUpdate:
     tensor_norms: Callable[[], dict[str, Tensor]]
     weights: Callable[[], Iterator[tuple[str, Tensor, Tensor]]]
     norm_of: Callable[[Mapping[str, Tensor]], Tensor]
+    tensor_zeros: Callable[[], dict[str, Tensor]]
     zeros: Callable[[], Tensor]
     loss: Callable[[], Tensor]
     leave_out: Callable[[Tensor], None]

@@ -13,7 +13,12 @@ from torch.optim import Optimizer
 
 from neox_model.engine.contract import BeforeUpdate, Measure, PendingUpdate
 from neox_model.engine.mean_loss import mean_over
-from neox_model.optim.gradient_norm import global_gradient_norm, share_of_zeros, tensor_gradient_norms
+from neox_model.optim.gradient_norm import (
+    global_gradient_norm,
+    share_of_zeros,
+    shares_of_zeros,
+    tensor_gradient_norms,
+)
 from neox_model.optim.mixed_precision import MixedPrecisionOptimizer, guard_loss
 from neox_model.parallel.collectives import all_reduce
 from neox_model.parallel.groups import Groups
@@ -120,6 +125,15 @@ class Updater:
                         [held_as[name] for name in values],
                         list(values.values()),
                         self._groups,
+                        are_sharded=are_sharded,
+                    ),
+                    tensor_zeros=partial(
+                        shares_of_zeros,
+                        names,
+                        parameters,
+                        gradients,
+                        self._groups,
+                        are_averaged=are_averaged,
                         are_sharded=are_sharded,
                     ),
                     zeros=partial(

@@ -54,7 +54,10 @@ def evaluate_parts(groups: Groups, resolved: Resolved, load: str) -> str:
     """
     config = resolved.config
     storage = find_storage(config.checkpoint, groups)
-    folder = folder_with_weights(load, groups, cache=config.checkpoint.store_cache, storage=storage)
+    section = config.checkpoint
+    folder = folder_with_weights(
+        load, groups, cache=section.store_cache, storage=storage, averages=section.load_ema
+    )
     prepare_engine(resolved.run)
     tokenizer = load_tokenizer(config.tokenizer)
     entries = resolved.model.embedding.entries(tokenizer.vocab_size)
@@ -84,9 +87,10 @@ def evaluate_parts(groups: Groups, resolved: Resolved, load: str) -> str:
                 resolved, fingerprint=tokenizer.fingerprint, vocab_size=tokenizer.vocab_size
             ),
             base=base_of_adapters(config),
-            cache=config.checkpoint.store_cache,
+            cache=section.store_cache,
             storage=storage,
             evaluates=True,
+            averages=section.load_ema,
         )
     engine = build_forward(resolved.run, model, groups=groups)
 

@@ -36,6 +36,7 @@ class Request:
         stop_strings: the text ends before the first of them. For an engine.
         top_count: number of most likely tokens to report with each token; at most the vocabulary.
         scores_prompt: report the log-probabilities of the prompt's tokens.
+        has_logits: report the logits of each token.
     """
 
     prompt: Sequence[int]
@@ -44,6 +45,7 @@ class Request:
     stop_strings: tuple[str, ...] = ()
     top_count: int = 0
     scores_prompt: bool = False
+    has_logits: bool = False
 
     def __post_init__(self) -> None:
         assert self.maximum_tokens or self.scores_prompt, "a request asks for tokens or for scores"
@@ -76,12 +78,15 @@ class NewTokens:
         log_probabilities: of these tokens.
         top: for each token, the most likely ones with their log-probabilities; as many as were requested.
         prompt: scores of the prompt's tokens behind the first, if they were requested and not read before.
+        logits: for each token, the logits from which it was chosen, before penalty and temperature, if they
+            were requested.
     """
 
     tokens: list[int]
     log_probabilities: list[float]
     top: list[list[tuple[int, float]]] = field(default_factory=list)
     prompt: Scores | None = None
+    logits: list[list[float]] = field(default_factory=list)
 
 
 class Batch:
@@ -110,9 +115,10 @@ class Batch:
         # Number of tokens of each sequence in use.
         self._lengths: list[int] = []
         self._top_counts: list[int] = []
-        # What was chosen for consecutive slots: number of the first slot, ids_B, log-probabilities_B, and the
-        # most likely ids_BC with their log-probabilities_BC.
-        self._unread: list[tuple[int, Tensor, Tensor, Tensor, Tensor]] = []
+        self._have_logits: list[bool] = []
+        # What was chosen for consecutive slots: number of the first slot, ids_B, log-probabilities_B, the
+        # most likely ids_BC with their log-probabilities_BC, and the logits_BV, if any has them.
+        self._unread: list[tuple[int, Tensor, Tensor, Tensor, Tensor, Tensor]] = []
         # By slot; read with the first token.
         self._prompt_scores: dict[int, Scores] = {}
 
@@ -151,6 +157,7 @@ class Batch:
             self._table.set(slot, one.sampling, prompt_T, one.maximum_tokens)
         self._lengths += lengths
         self._top_counts += [one.top_count for one in admissions]
+        self._have_logits += [one.has_logits for one in admissions]
         hidden_SBD = self._advance(first, len(self._lengths), None if self._recompute else Chunk(first))
         for slot, one in enumerate(admissions, start=first):
             if one.scores_prompt:
@@ -187,19 +194,22 @@ class Batch:
         count = max(self._top_counts[first:stop])
         values_B = torch.zeros(stop - first, device=last_B.device)
         values_BC = values_B[:, None].repeat(1, count)
-        found = [torch.zeros_like(last_B), values_B, values_BC.long(), values_BC]
+        entries = self._forward.vocab_size * any(self._have_logits[first:stop])
+        kept_BV = values_B[:, None].repeat(1, entries)
+        found = [torch.zeros_like(last_B), values_B, values_BC.long(), values_BC, kept_BV]
         if hidden_SBD is not None:
             rows = torch.arange(stop - first, device=last_B.device)
             logits_BV, total_B = self._forward.logits(hidden_SBD[index_B, rows])
             tokens_B, chosen_B = self._table.choose(logits_BV, first)
             found[:2] = tokens_B, chosen_B - total_B
-            found[2:] = most_likely(logits_BV, total_B, count) if count else found[2:]
-        tokens_B, log_probabilities_B, ids_BC, values_BC = self._forward.share(found)
+            found[2:4] = most_likely(logits_BV, total_B, count) if count else found[2:4]
+            found[4] = logits_BV[:, :entries].float()
+        tokens_B, log_probabilities_B, ids_BC, values_BC, kept_BV = self._forward.share(found)
         last_B += 1
         self._tokens_BT[first:stop].scatter_(1, last_B.unsqueeze(1), tokens_B.unsqueeze(1))
         for slot in range(first, stop):
             self._lengths[slot] += 1
-        self._unread.append((first, tokens_B, log_probabilities_B, ids_BC, values_BC))
+        self._unread.append((first, tokens_B, log_probabilities_B, ids_BC, values_BC, kept_BV))
         return hidden_SBD
 
     def read(self) -> list[NewTokens]:
@@ -207,7 +217,7 @@ class Batch:
         found = [NewTokens([], [], [], self._prompt_scores.get(slot)) for slot in range(self.size)]
         self._prompt_scores.clear()
         if self._unread:
-            firsts, tokens, values, ids, top_values = zip(*self._unread, strict=True)
+            firsts, tokens, values, ids, top_values, logits = zip(*self._unread, strict=True)
             places = [
                 first + row
                 for first, of_all in zip(firsts, tokens, strict=True)
@@ -215,7 +225,10 @@ class Batch:
             ]
             tops = [row for both in zip(ids, top_values, strict=True) for row in _pairs(*both)]
             flat = torch.cat(tokens).tolist(), torch.cat(values).tolist()
-            for place, token, value, top in zip(places, *flat, tops, strict=True):
+            rows = [row for of_all in logits for row in of_all.tolist()]
+            for place, token, value, top, row in zip(places, *flat, tops, rows, strict=True):
+                if self._have_logits[place]:
+                    found[place].logits.append(row)
                 found[place].tokens.append(token)
                 found[place].log_probabilities.append(value)
                 found[place].top.append(top[: self._top_counts[place]])
@@ -235,8 +248,10 @@ class Batch:
             self._most_B[place] = self._most_B[last]
             self._lengths[place] = length
             self._top_counts[place] = self._top_counts[last]
+            self._have_logits[place] = self._have_logits[last]
         self._lengths.pop()
         self._top_counts.pop()
+        self._have_logits.pop()
 
 
 def _pairs(ids_TC: Tensor, values_TC: Tensor) -> list[list[tuple[int, float]]]:

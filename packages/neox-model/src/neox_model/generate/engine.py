@@ -36,6 +36,7 @@ class Reply:
     Args:
         tokens: the generated ids, without end-of-document or the stop token; with those of a stop string.
         log_probabilities: of these tokens, under the model (temperature 1, no filter, no penalty).
+        logits: of these tokens, one row each, if they were requested.
         text: their text, without the stop string.
         finish_reason: why it ends.
         message: why there is no text, or that it was interrupted; None otherwise.
@@ -45,6 +46,7 @@ class Reply:
 
     tokens: list[int] = field(default_factory=list)
     log_probabilities: list[float] = field(default_factory=list)
+    logits: list[list[float]] = field(default_factory=list)
     text: str = ""
     finish_reason: FinishReason
     message: str | None
@@ -83,6 +85,7 @@ class _Running:
     started: float = field(default_factory=time.perf_counter)
     tokens: list[int] = field(default_factory=list)
     log_probabilities: list[float] = field(default_factory=list)
+    logits: list[list[float]] = field(default_factory=list)
     is_finite: bool = True
 
 
@@ -248,6 +251,7 @@ class Engine:
                 continue
             running.tokens.append(token)
             running.log_probabilities.append(value)
+            running.logits += new.logits[count - 1 : count]
             if running.text.add(token):
                 reason = "stop-string"
             elif len(running.tokens) == running.room:
@@ -264,6 +268,7 @@ class Engine:
         return Reply(
             tokens=running.tokens,
             log_probabilities=running.log_probabilities,
+            logits=running.logits,
             text=running.text.finish(),
             finish_reason=reason,
             message=message,

@@ -24,7 +24,7 @@ from neox_model.generate.conversation import Conversation
 from neox_model.generate.engine import Engine, Reply, not_finite
 from neox_model.generate.forward import Forward
 from neox_model.generate.interruption import Interrupts, agreed_in_copy, ending_on_signals
-from neox_model.generate.prompts import read_prompt, read_prompts
+from neox_model.generate.prompts import Prompts, read_prompts
 from neox_model.generate.results import writing_results
 from neox_model.generate.sampling import Sampling
 from neox_model.metrics.progress_lines import ProgressLines
@@ -97,6 +97,7 @@ class Job:
                 seed=mixed_seed("sample", self.sampling_seed, number),
             ),
             stop_strings=self.settings.stop_strings,
+            has_logits=self.settings.return_logits,
         )
 
     @property
@@ -108,14 +109,16 @@ class Job:
         return None if output is None else Path(output)
 
 
-def _result(context: str, prompt: str, reply: Reply) -> dict[str, Any]:
+def _result(job: Job, context: str, prompt: str, reply: Reply) -> dict[str, Any]:
     """Return a line of the results: GPT-NeoX's fields, then ours.
 
     Args:
+        job: whether there are logits.
         context: the prompt as it was given.
         prompt: the text that the model continued: the context, in a conversation behind its history.
         reply: the continuation.
     """
+    logits = [[round(value, 6) for value in row] for row in reply.logits]
     return {
         "context": context,
         "text": reply.text or None,
@@ -127,6 +130,7 @@ def _result(context: str, prompt: str, reply: Reply) -> dict[str, Any]:
         "tokens": reply.tokens,
         "log_probabilities": [round(value, 6) for value in reply.log_probabilities],
         "finish_reason": reply.finish_reason,
+        **({"logits": logits} if job.settings.return_logits else {}),
     }
 
 
@@ -141,12 +145,12 @@ def _unconditional(job: Job) -> None:
 
 def _from_file(job: Job) -> None:
     assert job.settings.sample_input_file is not None
-    prompts = read_prompts(Path(job.settings.sample_input_file))
+    prompts = read_prompts(Path(job.settings.sample_input_file), job.settings.prompt_end)
     _generate_all(job, [text for _, text in prompts], lines=[line for line, _ in prompts])
 
 
 def _interactive(job: Job) -> None:
-    """Answer each line of standard input, until it ends. Only the first replica generates.
+    """Answer each prompt of standard input, until it ends. Only the first replica generates.
 
     Ctrl-C ends the reply, which is kept as far as it was generated. With neox-launch, Ctrl-C at the prompt
     and a second one during a reply end the session.
@@ -161,7 +165,8 @@ def _interactive(job: Job) -> None:
         keeps_history=job.settings.interactive_history,
     )
     with interrupts.handled(), writing_results(output) as write:
-        for number, context in enumerate(_typed_prompts(groups, interrupts, conversation)):
+        typed = Prompts(job.settings.prompt_end)
+        for number, context in enumerate(_typed_prompts(typed, groups, interrupts, conversation)):
             if engine is not None:
                 interrupts.is_interrupted = False
                 prompt, tokens = conversation.prompt(context)
@@ -170,7 +175,7 @@ def _interactive(job: Job) -> None:
                 check_numbers(reply, number)
                 conversation.add(context, reply)
                 if groups.world.rank == 0:
-                    write(_result(context, prompt, reply))
+                    write(_result(job, context, prompt, reply))
                     show(f"--- {_details(reply)} ---\n")
 
 
@@ -193,10 +198,12 @@ def _stream(engine: Engine, request: Request, interrupts: Interrupts, groups: Gr
     return reply
 
 
-def _typed_prompts(groups: Groups, interrupts: Interrupts, conversation: Conversation) -> Iterator[str]:
-    """Yield the lines that rank 0 reads from standard input, on every rank; carry out commands."""
+def _typed_prompts(
+    typed: Prompts, groups: Groups, interrupts: Interrupts, conversation: Conversation
+) -> Iterator[str]:
+    """Yield the prompts that rank 0 reads from standard input, on every rank; carry out commands."""
     while True:
-        line = _ask(interrupts) if groups.world.rank == 0 else None
+        line = _ask(typed, interrupts) if groups.world.rank == 0 else None
         line = all_gather_object(groups.control, line)[0]
         if line is None:
             return
@@ -207,12 +214,12 @@ def _typed_prompts(groups: Groups, interrupts: Interrupts, conversation: Convers
             yield line
 
 
-def _ask(interrupts: Interrupts) -> str | None:
+def _ask(typed: Prompts, interrupts: Interrupts) -> str | None:
     while True:
         try:
             interrupts.waits_for_input = True
             try:
-                return read_prompt()
+                return typed.read()
             finally:
                 interrupts.waits_for_input = False
         except KeyboardInterrupt:
@@ -246,7 +253,7 @@ def _generate_all(job: Job, contexts: Sequence[str], *, lines: Sequence[int] = (
             reply = next(found, None)
             made = gather_object(groups.control, reply if is_first_of_copy else None)
             for number, one in enumerate((one for one in made if one is not None), start=first):
-                write(_result(contexts[number], contexts[number], one))
+                write(_result(job, contexts[number], contexts[number], one))
                 tokens += len(one.tokens)
                 if one.finish_reason == "prompt-too-long":
                     too_long.append(f"line {lines[number]}" if lines else f"sample {number + 1}")

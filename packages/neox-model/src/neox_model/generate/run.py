@@ -120,7 +120,9 @@ def load_forward(resolved: Resolved, load: str, groups: Groups, tokenizer: Token
     """
     section = resolved.config.checkpoint
     storage = find_storage(section, groups)
-    directory = folder_with_weights(load, groups, cache=section.store_cache, storage=storage)
+    directory = folder_with_weights(
+        load, groups, cache=section.store_cache, storage=storage, averages=section.load_ema
+    )
     logger.info("loading the weights of %s", directory)
     forward = build_forward_pass(resolved.model, resolved.run, groups, tokenizer)
     iteration = load_weights(
@@ -131,6 +133,7 @@ def load_forward(resolved: Resolved, load: str, groups: Groups, tokenizer: Token
         base=base_of_adapters(resolved.config),
         cache=section.store_cache,
         storage=storage,
+        averages=section.load_ema,
     )
     return forward, iteration
 

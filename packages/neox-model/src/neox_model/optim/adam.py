@@ -4,12 +4,13 @@ DeepSpeed's Adam kernels are compiled at the first start of a run; torch's requi
 without bias correction, which torch lacks, is implemented here with plain operations.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.optim import Optimizer
 
 from neox_model.optim.base import WeightOptimizer
+from neox_model.optim.rounded_adam import RoundedAdam
 from neox_model.optim.uncompiled import without_compiler
 
 __all__ = ["UncorrectedAdam", "adam"]
@@ -20,6 +21,7 @@ def adam(
     *,
     adam_w_mode: bool = True,
     bias_correction: bool = True,
+    state_dtype: Literal["fp32", "bf16"] = "fp32",
     **settings: Any,
 ) -> Optimizer:
     """Build Adam over parameter groups.
@@ -28,10 +30,13 @@ def adam(
         parameters: parameter groups.
         adam_w_mode: decoupled weight decay.
         bias_correction: correct the running means for their initialization with zero.
+        state_dtype: dtype in which the running means are stored.
         settings: `lr`, `betas` and `eps`.
 
     Source: arXiv:1412.6980; arXiv:1711.05101 (decoupled decay).
     """
+    if state_dtype == "bf16":
+        return RoundedAdam(parameters, is_decoupled=adam_w_mode, is_corrected=bias_correction, **settings)
     if not bias_correction:
         return UncorrectedAdam(parameters, is_decoupled=adam_w_mode, **settings)
     kind = torch.optim.AdamW if adam_w_mode else torch.optim.Adam

@@ -8,10 +8,16 @@ from torch.nn import Parameter
 
 from neox_model.parallel.collectives import all_gather, all_reduce
 from neox_model.parallel.groups import Group, Groups
-from neox_model.parallel.logical import is_stage_copy
+from neox_model.parallel.logical import is_stage_copy, split_dim_of, whole_shape_of
 from neox_model.torch_compat import foreach_norm
 
-__all__ = ["global_gradient_norm", "norm_over_replicas", "share_of_zeros", "tensor_gradient_norms"]
+__all__ = [
+    "global_gradient_norm",
+    "norm_over_replicas",
+    "share_of_zeros",
+    "shares_of_zeros",
+    "tensor_gradient_norms",
+]
 
 
 def global_gradient_norm(
@@ -91,7 +97,7 @@ def share_of_zeros(
         A float64 scalar on the parameters' device, the same on all ranks.
     """
     counted = [
-        gradient[tuple(slice(stop - start) for start, stop in parameter.logical.slices)]  # type: ignore[attr-defined]
+        _without_padding(parameter, gradient)
         for parameter, gradient in zip(parameters, gradients, strict=True)
         if _counts_here(parameter, groups.model)
     ]
@@ -104,6 +110,35 @@ def share_of_zeros(
     for group in (groups.model, groups.pipe, *((groups.data,) if differ else ())):
         totals = all_reduce(totals, group)
     return 1.0 - totals[0] / totals[1]
+
+
+def shares_of_zeros(
+    names: Mapping[int, str],
+    parameters: Sequence[Parameter],
+    gradients: Sequence[Tensor],
+    groups: Groups,
+    *,
+    are_averaged: bool = True,
+    are_sharded: bool = False,
+) -> dict[str, Tensor]:
+    """Compute the share of elements equal to 0 of each whole tensor's gradient.
+
+    Arguments and result are those of `tensor_gradient_norms`, and float64; if gradients are not averaged,
+    those of all data-parallel ranks count.
+    """
+    owned = [pair for pair in zip(parameters, gradients, strict=True) if not is_stage_copy(pair[0])]
+    if not owned:
+        return {}
+    found = torch.stack([_without_padding(*pair).count_nonzero() for pair in owned]).double()
+    if are_sharded or not are_averaged:
+        found = all_reduce(found, groups.data)
+    split = [index for index, (parameter, _) in enumerate(owned) if split_dim_of(parameter) is not None]
+    if split:
+        found[split] = all_reduce(found[split], groups.model)
+    copies = 1 if are_averaged else groups.data.size
+    sizes = [copies * whole_shape_of(parameter).numel() for parameter, _ in owned]
+    shares = 1.0 - found / found.new_tensor(sizes)
+    return {names[id(parameter)]: share for (parameter, _), share in zip(owned, shares.unbind(), strict=True)}
 
 
 def tensor_gradient_norms(
@@ -149,6 +184,11 @@ def tensor_gradient_norms(
         norms = list(norm_over_replicas(torch.stack(norms), groups.data).unbind())
     factor = 1.0 if scale is None else 1.0 / scale
     return {names[id(parameter)]: norm * factor for (parameter, _), norm in zip(owned, norms, strict=True)}
+
+
+def _without_padding(parameter: Parameter, gradient: Tensor) -> Tensor:
+    slices = parameter.logical.slices  # type: ignore[attr-defined]
+    return gradient[tuple(slice(stop - start) for start, stop in slices)]
 
 
 def _norms(gradients: list[Tensor]) -> list[Tensor]:

@@ -112,7 +112,7 @@ class LearningRateSchedule:
     def _set(self) -> None:
         rate, momentum = self.current_rate, self.current_momentum
         for group, configured in zip(self.optimizer.param_groups, self._configured_momenta, strict=True):
-            group["lr"] = rate
+            group["lr"] = rate * group["rate_multiplier"] if "rate_multiplier" in group else rate
             if "reference_lr" in group:  # Muon's, for its second learning rate.
                 group["reference_lr"] = self.curve.reference
             _set_momentum(group, configured if momentum is None else momentum)

@@ -1,13 +1,14 @@
 """Parameter groups with weight decay (matrices and embeddings) and without (biases and norm weights)."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch.nn import Parameter
 
+from neox_config.spec.run import Multipliers
 from neox_model.parallel.logical import whole_shape_of
 
-__all__ = ["split_by_kind", "split_by_weight_decay"]
+__all__ = ["split_by_kind", "split_by_multipliers", "split_by_weight_decay"]
 
 
 def split_by_weight_decay(parameters: Iterable[Parameter], weight_decay: float) -> list[dict[str, Any]]:
@@ -45,3 +46,29 @@ def split_by_kind(groups: Iterable[dict[str, Any]], matrices: set[int]) -> list[
         for is_matrix in (True, False)
     ]
     return [group for group in divided if group["params"]]
+
+
+def split_by_multipliers(
+    groups: Iterable[dict[str, Any]],
+    multipliers_of: Callable[[Parameter], Multipliers],
+    *,
+    eps: float | None,
+) -> list[dict[str, Any]]:
+    """Return parameter groups in which all have the same multipliers of rate, weight decay and epsilon.
+
+    Args:
+        groups: parameter groups with `weight_decay`; each is divided.
+        multipliers_of: function that returns the multipliers of a parameter.
+        eps: epsilon of the optimizer; None: it has none.
+    """
+    divided: list[dict[str, Any]] = []
+    for group in groups:
+        parts: dict[tuple[float, float, float], list[Parameter]] = {}
+        for parameter in group["params"]:
+            found = multipliers_of(parameter)
+            parts.setdefault((found.rate, found.decay, found.epsilon), []).append(parameter)
+        for (rate, decay, epsilon), parameters in parts.items():
+            of_part = {"weight_decay": group["weight_decay"] * decay, "rate_multiplier": rate}
+            of_eps = {} if eps is None else {"eps": eps * epsilon}
+            divided.append({**group, "params": parameters, **of_part, **of_eps})
+    return divided

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from neox_model.parallel.groups import SINGLE_RANK, Group
-from neox_model.parallel.logical import InitMethod, logical_parameter
+from neox_model.parallel.logical import InitMethod, RowBlocks, logical_parameter
 from neox_model.parallel.low_rank import Adapter, LowRank
 from neox_model.parallel.sequence import TPInput, from_row_parallel, gather_input
 
@@ -44,14 +44,22 @@ class _SplitLinear(nn.Module):
         bias: bool,
         skip_bias: bool,
         adapter: LowRank | None,
+        blocks: RowBlocks | None = None,
     ) -> None:
         super().__init__()
         self.group = group
         self.skip_bias = skip_bias
-        self.weight = logical_parameter(shape, init=init, group=group, split_dim=split_dim)
+        self.weight = logical_parameter(shape, init=init, group=group, split_dim=split_dim, blocks=blocks)
         if bias:
             of_bias = 0 if split_dim == 0 else None
-            self.bias = logical_parameter(shape[:1], init=zero_init, group=group, split_dim=of_bias)
+            kind = getattr(init, "kind", None)
+            self.bias = logical_parameter(
+                shape[:1],
+                init=zero_init,
+                group=group,
+                split_dim=of_bias,
+                kind=None if kind is None else f"{kind}_bias",
+            )
         else:
             self.register_parameter("bias", None)
         self.adapter: Adapter | None = None
@@ -76,6 +84,7 @@ class ColumnParallelLinear(_SplitLinear):
         bias: use a bias.
         skip_bias: return the bias instead of adding it.
         adapter: form of a low-rank adapter; None: no adapter.
+        blocks: the order of the outputs of several matrices in one; None for one matrix.
     """
 
     def __init__(
@@ -88,6 +97,7 @@ class ColumnParallelLinear(_SplitLinear):
         bias: bool = True,
         skip_bias: bool = False,
         adapter: LowRank | None = None,
+        blocks: RowBlocks | None = None,
     ) -> None:
         super().__init__(
             (out_features, in_features),
@@ -97,6 +107,7 @@ class ColumnParallelLinear(_SplitLinear):
             bias=bias,
             skip_bias=skip_bias,
             adapter=adapter,
+            blocks=blocks,
         )
 
     def forward(self, inputs: Tensor, tp_input: TPInput | None = None) -> tuple[Tensor, Tensor | None]:

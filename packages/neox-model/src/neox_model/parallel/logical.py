@@ -5,7 +5,7 @@ has, as `param.logical`, the whole shape, the block that it holds, and the initi
 initialization, checkpoints and optimizers need nothing else.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -21,8 +21,10 @@ __all__ = [
     "InitMethod",
     "Logical",
     "LogicalState",
+    "RowBlocks",
     "Writable",
     "begin_iteration",
+    "blocks_of",
     "copy_description",
     "is_stage_copy",
     "logical_parameter",
@@ -30,6 +32,7 @@ __all__ = [
     "model_states",
     "named_logical_modules",
     "named_logical_parameters",
+    "rows_of",
     "split_dim_of",
     "trained_names",
     "whole_shape_of",
@@ -45,6 +48,35 @@ Writable = Callable[[nn.Parameter], AbstractContextManager[Tensor | None]]
 _DEVICE: ContextVar[str | None] = ContextVar("device of new parameters", default=None)
 
 
+@dataclass(frozen=True, slots=True)
+class RowBlocks:
+    """How the rows of a matrix that is several matrices in one, such as query, key and value, are ordered.
+
+    The pattern repeats until the last row: some blocks of the first matrix, some of the second, and so on.
+
+    Args:
+        counts: the number of blocks of each matrix in one repetition.
+        height: the number of rows of a block, such as the width of a head.
+    """
+
+    counts: tuple[int, ...]
+    height: int
+
+    def split(self, matrix: Tensor) -> list[Tensor]:
+        """Return the blocks of each matrix, by repetition: (repetitions, count, height, columns)."""
+        blocks = matrix.view(-1, sum(self.counts), self.height, matrix.shape[-1])
+        return list(blocks.split(self.counts, dim=1))
+
+    def join(self, matrices: Sequence[Tensor]) -> Tensor:
+        """Return the rows in their order, given what `split` returns, in any shape."""
+        columns = matrices[0].shape[-1]
+        blocks = [
+            matrix.reshape(-1, count, self.height, columns)
+            for matrix, count in zip(matrices, self.counts, strict=True)
+        ]
+        return torch.cat(blocks, dim=1).flatten(0, 2)
+
+
 @dataclass(frozen=True)
 class Logical:
     """The logical tensor of a parameter.
@@ -56,12 +88,16 @@ class Logical:
             used, and never stored.
         init: fills the whole float32 tensor in place from a generator.
         split_dim: the dimension that is split over tensor-parallel ranks; None if each has a copy.
+        blocks: the order of the rows of several matrices in one; None for one matrix.
+        kind: a key of `RunSpec.multipliers`; None: a vector, or there are none.
     """
 
     shape: tuple[int, ...]
     slices: tuple[tuple[int, int], ...]
     init: InitMethod
     split_dim: int | None
+    blocks: RowBlocks | None = None
+    kind: str | None = None
 
     @property
     def model_parallel(self) -> bool:
@@ -83,6 +119,8 @@ class LogicalState:
         values: the elements, 1-D.
         is_split_over_model: other tensor-parallel ranks hold other blocks; False: they hold copies.
         is_split_over_data: other data-parallel ranks hold other elements of the block.
+        is_stage_copy: it belongs to the copy of a tied weight, whose owner's stage writes it.
+        if_missing: tensor to read instead from a checkpoint that lacks the state; None: that is refused.
     """
 
     name: str
@@ -92,6 +130,8 @@ class LogicalState:
     values: Tensor
     is_split_over_model: bool
     is_split_over_data: bool = False
+    is_stage_copy: bool = False
+    if_missing: str | None = None
 
     @property
     def range(self) -> tuple[tuple[tuple[int, int], ...], int, int]:
@@ -106,6 +146,8 @@ def logical_parameter(
     group: Group = SINGLE_RANK,
     split_dim: int | None = None,
     pad: bool = False,
+    blocks: RowBlocks | None = None,
+    kind: str | None = None,
 ) -> nn.Parameter:
     """Return this rank's part of a logical tensor, uninitialized.
 
@@ -117,6 +159,8 @@ def logical_parameter(
             gradients of copies are summed over the group, because each rank uses its part of the sequence
             (see parallel.partial_gradients).
         pad: add padding rows on the last ranks instead of refusing sizes that do not divide.
+        blocks: the order of the rows of several matrices in one; None for one matrix.
+        kind: see `Logical`; None: that of `init`.
 
     Raises:
         LayoutError: the split dimension is not divisible by the size of the group, and `pad` is False.
@@ -135,7 +179,9 @@ def logical_parameter(
         local_shape[split_dim] = local
         slices[split_dim] = (start, min(start + local, length))
     parameter = nn.Parameter(torch.empty(local_shape, device=_DEVICE.get()))
-    logical = Logical(tuple(shape), tuple(slices), init, split_dim if group.size > 1 else None)
+    split = split_dim if group.size > 1 else None
+    kind = kind or getattr(init, "kind", None)
+    logical = Logical(tuple(shape), tuple(slices), init, split, blocks, kind)
     parameter.logical = logical  # type: ignore[attr-defined]
     if logical.model_parallel:
         # For DeepSpeed's norms: sum this parameter over ranks instead of counting it once.
@@ -191,6 +237,18 @@ def whole_shape_of(parameter: Tensor) -> torch.Size:
     """Return the shape of the logical tensor of a parameter or master weight; its own if it has none."""
     logical: Logical | None = getattr(parameter, "logical", None)
     return parameter.shape if logical is None else torch.Size(logical.shape)
+
+
+def rows_of(parameter: Tensor) -> tuple[int, int]:
+    """Return the rows of the logical tensor that a parameter or master weight holds, as (start, stop)."""
+    logical: Logical | None = getattr(parameter, "logical", None)
+    return (0, len(parameter)) if logical is None else logical.slices[0]
+
+
+def blocks_of(parameter: Tensor) -> RowBlocks | None:
+    """Return the order of rows of a parameter or master weight that is several matrices in one, or None."""
+    logical: Logical | None = getattr(parameter, "logical", None)
+    return None if logical is None else logical.blocks
 
 
 def is_stage_copy(parameter: Tensor) -> bool:

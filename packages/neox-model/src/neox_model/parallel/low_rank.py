@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -64,8 +65,9 @@ class Adapter(nn.Module):
         self.group = group
         self.splits_inputs = splits_inputs
         of_a, of_b = (1, None) if splits_inputs else (None, 0)
-        self.a = logical_parameter((form.rank, in_features), init=_uniform, group=group, split_dim=of_a)
-        self.b = logical_parameter((out_features, form.rank), init=_zeros, group=group, split_dim=of_b)
+        options: dict[str, Any] = {"group": group, "kind": "other"}
+        self.a = logical_parameter((form.rank, in_features), init=_uniform, split_dim=of_a, **options)
+        self.b = logical_parameter((out_features, form.rank), init=_zeros, split_dim=of_b, **options)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the adapter's output, given the input of the matrix, and split or summed like its output."""

@@ -108,6 +108,7 @@ def figure(
     is_log: bool = False,
     is_wide: bool = False,
     shown: Callable[..., str] = number,
+    at: str = "iteration",
 ) -> Html:
     """Return a figure with title, legend, curves and a table of its values.
 
@@ -119,13 +120,14 @@ def figure(
         is_log: a logarithmic axis of values, if all are positive.
         is_wide: it takes the whole width of the page.
         shown: formats a value with `digits` significant digits.
+        at: what the horizontal axis counts.
     """
     lines = [line for line in lines if line.curve.at]
     if not lines:
         return Html("")
     axes = _Axes(lines, is_log=is_log)
     ends = [
-        f"{line.label} from {shown(line.curve.mean[0])} at iteration {line.curve.at[0]:,.0f} to "
+        f"{line.label} from {shown(line.curve.mean[0])} at {at} {line.curve.at[0]:,.0f} to "
         f"{shown(line.curve.mean[-1])} at {line.curve.at[-1]:,.0f}"
         for line in lines
     ]

@@ -14,7 +14,7 @@ from neox_model.report.markup import Html, clock, duration, element, number, pla
 from neox_model.report.reading import Run
 from neox_model.report.story import happened, loss_spikes, lowest_validation, status, story, timeline
 
-__all__ = ["render_page"]
+__all__ = ["render_body", "render_page"]
 
 _MOST_EVENTS = 400
 _MEMORY = ("memory/peak_allocated_bytes", "memory/host_peak_bytes")
@@ -58,6 +58,11 @@ def render_page(runs: Sequence[Run]) -> str:
             for heading, (name, content) in shown.items()
         ),
     )
+    return render_body(title, body)
+
+
+def render_body(title: str, body: Html) -> str:
+    """Return a page with this content as HTML."""
     head = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'

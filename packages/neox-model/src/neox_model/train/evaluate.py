@@ -21,12 +21,18 @@ from neox_model.scoring.endings import STOPPED, StoppedError
 from neox_model.train.data.batch import Batch
 from neox_model.train.data.streams import Stream
 
-__all__ = ["PARTS", "Evaluation", "Evaluator", "character_count", "retrieval_loss"]
+__all__ = ["AVERAGED", "EVALUATIONS", "PARTS", "Evaluation", "Evaluator", "character_count", "retrieval_loss"]
 
 logger = logging.getLogger(__name__)
 
 PARTS = {"valid": "validation", "test": "test"}
 """Part of the data -> the name of its evaluation, in the order in which results are shown."""
+
+AVERAGED = "_ema"
+"""End of the names of evaluations of averaged weights, and of their parts."""
+
+EVALUATIONS = {part + end: name + end for part, name in PARTS.items() for end in ("", AVERAGED)}
+"""Part of the data, and of averaged weights -> the name of its evaluation, in the same order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +133,7 @@ class Evaluator:
             they are not counted.
 
     Attributes:
-        results: the last evaluation of each part.
+        results: the last evaluation of each part, and of averaged weights (see `EVALUATIONS`).
         samples: number of samples that one evaluation reads.
     """
 
@@ -154,8 +160,16 @@ class Evaluator:
         """Return True if the part has samples to evaluate on."""
         return self._micro_batches > 0 and part in self._open_stream
 
-    def evaluate(self, part: str, first: int, is_stopping: IsStopping = never) -> Evaluation:
+    def evaluate(
+        self, part: str, first: int, is_stopping: IsStopping = never, *, end: str = ""
+    ) -> Evaluation:
         """Evaluate on the samples of a part starting at sample `first`. Collective over all ranks.
+
+        Args:
+            part: the part.
+            first: number of the first sample.
+            is_stopping: ends the evaluation.
+            end: added to the part in `results`.
 
         Raises:
             StoppedError: `is_stopping`, which is asked between micro-batches, returned True.
@@ -170,7 +184,7 @@ class Evaluator:
         sequences: list[list[int]] = []
         if self._retrieval is not None:
             self._retrieval.hits.clear()
-        name, count = PARTS.get(part, part), self._micro_batches
+        name, count = EVALUATIONS.get(part + end, part), self._micro_batches
         with closing(self._open_stream[part](first)) as stream:
             # The first micro-batch may take minutes: nothing else is logged until it is done.
             logger.info("%s: starting, %s", name, pluralize(count, "micro-batch", "micro-batches"))
@@ -181,8 +195,8 @@ class Evaluator:
             raise StoppedError(STOPPED)
         ratio = None if self._characters is None else self._characters(sequences)
         accuracies = {} if self._retrieval is None else _accuracies(self._retrieval)
-        self.results[part] = Evaluation(loss, ratio, accuracies)
-        return self.results[part]
+        self.results[part + end] = Evaluation(loss, ratio, accuracies)
+        return self.results[part + end]
 
 
 def _accuracies(loss: RetrievalLoss) -> dict[int, float]:

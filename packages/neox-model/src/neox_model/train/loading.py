@@ -56,7 +56,11 @@ def folder_to_load(
     if section.load is None:
         return None
     folder = local_folder(
-        section.load, groups, cache=section.store_cache, storage=storage, weights_only=section.finetune
+        section.load,
+        groups,
+        cache=section.store_cache,
+        storage=storage,
+        weights_only=section.finetune and not section.load_ema,
     )
     if folder is None:
         store = section.checkpoint_store or ""
@@ -100,6 +104,7 @@ def load_into(run: Run, position: Position) -> bool:
         config=run.recorded(position),
         seed=run.config.training.seed,
         finetune=section.finetune,
+        averages=section.load_ema,
         load_optimizer=not section.no_load_optim,
         load_rng=not section.no_load_rng,
         schedule_source="config" if override.override_lr_scheduler else source,

@@ -28,7 +28,7 @@ from neox_model.train.data.datasets import Datasets
 from neox_model.train.data.documents import digest_of_samples, documents_in, documents_of
 from neox_model.train.data.position import Position
 from neox_model.train.data.streams import Stream
-from neox_model.train.evaluate import PARTS, Evaluator
+from neox_model.train.evaluate import EVALUATIONS, Evaluator
 from neox_model.train.state import StepReport, TrainState
 from neox_model.train.step import EngineStep, TrainStep
 
@@ -188,7 +188,7 @@ class Run(RunParts):
         results = self.evaluator.results
         if self.state.stop_reason is not None:
             return None
-        lines = [f"{PARTS[part]} {results[part]}" for part in PARTS if part in results]
+        lines = [f"{name} {results[part]}" for part, name in EVALUATIONS.items() if part in results]
         return "\n".join(f"{line}, after iteration {self.state.iteration:,}" for line in lines) or None
 
     def documents(self, samples: range) -> str:

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from neox_model.optim.gradient_norm import share_of_zeros
+from neox_data.tokenizers import build_tokenizer
+from neox_model.convert.checkpoints import tensor_shapes
+from neox_model.optim.gradient_norm import share_of_zeros, shares_of_zeros
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.parallel.logical import logical_parameter
 from neox_model.train.callbacks.tensors import estimate
@@ -33,6 +35,7 @@ SETTINGS: dict[str, Any] = {
     "eval_iters": 0,
     "optimizer": {"type": "Adam", "params": {"lr": 1e-30}},
     "log_grad_norm": True,
+    "log_grad_pct_zeros": True,
     "log_zero_gradients": True,
     # Units of relu that are never positive have no gradient.
     "activation": "relu",
@@ -118,12 +121,45 @@ def test_two_ranks_have_the_share_of_zero_gradients_of_one_process(folder, name)
     assert "optimizer/zero_gradients" not in metrics_of(folder / name)[1]
 
 
+def tensors_of(metrics: dict[str, float]) -> dict[str, float]:
+    return {key: value for key, value in metrics.items() if key.startswith("pct_grad_zeros/")}
+
+
+def test_percentages_of_zeros_of_tensors_add_up_to_the_share_of_all(folder):
+    metrics = metrics_of(folder / "one process")
+    resolved = resolved_from(SETTINGS)
+    rows = resolved.model.embedding.entries(build_tokenizer("CharLevelTokenizer").vocab_size)
+    shapes = tensor_shapes(resolved.model, resolved.run, rows)
+    sizes = {f"pct_grad_zeros/{name}": math.prod(shape) for name, shape in shapes.items()}
+    for iteration in (2, 4):
+        found = tensors_of(metrics[iteration])
+        assert found.keys() == sizes.keys()
+        zeros = sum(percentage / 100 * sizes[name] for name, percentage in found.items())
+        share = metrics[iteration]["optimizer/zero_gradients"]
+        assert zeros / sum(sizes.values()) == pytest.approx(share, rel=1e-6)
+        assert max(found.values()) > 1
+    assert tensors_of(metrics[1]) == {}
+
+
+@pytest.mark.parametrize("name", TWO_RANKS)
+def test_two_ranks_have_the_percentages_of_zeros_of_one_process(folder, name):
+    wanted, found = (tensors_of(metrics_of(folder / each)[4]) for each in ("one process", name))
+    assert found.keys() == wanted.keys()
+    # A tensor of 24 elements has a percentage of 4 for each of them.
+    assert found == pytest.approx(wanted, abs=5 if name in ("bf16", "fp16") else 0.5)
+
+
 def test_the_share_of_zeros_leaves_out_padding():
     parameters = [logical_parameter((3, 2), init=torch.nn.init.zeros_) for _ in range(2)]
     # As on the last of two ranks: one row of the tensor, and one of padding.
     parameters[1].logical = replace(parameters[1].logical, slices=((1, 2), (0, 2)))
     gradients = [torch.tensor([[0.0, 1], [2, 0], [-0.0, math.nan]]), torch.tensor([[0.0, 1], [0, 0]])]
     assert share_of_zeros(parameters, gradients, SINGLE_PROCESS) == pytest.approx(4 / 8)
+    names = {id(parameter): name for parameter, name in zip(parameters, "ab", strict=True)}
+    # The other rank has the other two rows of the second one.
+    parameters[1].logical = replace(parameters[1].logical, shape=(1, 2))
+    shares = shares_of_zeros(names, parameters, gradients, SINGLE_PROCESS)
+    assert {name: share.item() for name, share in shares.items()} == {"a": 0.5, "b": 0.5}
 
 
 def share_over_replicas() -> float:
@@ -133,7 +169,10 @@ def share_over_replicas() -> float:
     groups = create_groups(1, 1)
     gradient = torch.tensor([[0.0, 1 + groups.data.rank], [groups.data.rank, 2], [3, 4]])
     parameter = logical_parameter((3, 2), init=torch.nn.init.zeros_)
-    return share_of_zeros([parameter], [gradient], groups, are_averaged=False).item()
+    of_tensor = shares_of_zeros({id(parameter): "a"}, [parameter], [gradient], groups, are_averaged=False)
+    share = share_of_zeros([parameter], [gradient], groups, are_averaged=False)
+    assert torch.equal(of_tensor["a"], share)
+    return share.item()
 
 
 def test_the_share_of_zeros_of_gradients_that_are_not_averaged_is_that_of_all_replicas():

@@ -311,7 +311,7 @@ class AttentionSection(Section, resume="model"):
         "kind",
         origin="ours",
         doc="Kinds of global attention that differ in their window or in their rotary embeddings. "
-        "attention-config has their names, besides the attention types.",
+        "attention-config has their names, in addition to the attention types.",
     )
     sliding_window_width: int | None = param(
         None,

@@ -159,6 +159,13 @@ class CheckpointSection(Section, resume="free"):
         "iteration 0. The model may differ from that of the checkpoint as long as its weights have the same "
         "names and shapes.",
     )
+    load_ema: bool = param(
+        False,
+        origin="ours",
+        used_when="load is set",
+        doc="Load the averages of the weights (ema-decay) in place of the weights: in neox-launch generate, "
+        "evaluate and serve, and in a training with finetune: true. A training that resumes loads both.",
+    )
     checkpoint_validation_with_forward_pass: bool = param(
         False,
         origin="NeoX",

@@ -85,8 +85,22 @@ class GenerationSection(Section, resume="free"):
     maximum_tokens: int = param(
         64, origin="NeoX", gt=0, doc="Maximum number of tokens to generate per prompt."
     )
+    return_logits: bool = param(
+        False,
+        origin="NeoX",
+        doc="Add `logits` to the results: for each token of the text a row with one logit per entry of the "
+        "tokenizer, before penalty and temperature.",
+    )
+    prompt_end: str = param(
+        "\n",
+        origin="NeoX",
+        min_length=1,
+        may_have_lines=True,
+        doc="String that ends each prompt of sample-input-file and of an interactive session. With one that "
+        "is not a newline, prompts may have several lines.",
+    )
     sample_input_file: PathText | None = param(
-        None, origin="NeoX", none_means="no file", doc="Text file with one prompt per line."
+        None, origin="NeoX", none_means="no file", doc="Text file with one prompt per line (see prompt-end)."
     )
     sample_output_file: PathText | None = param(
         None,

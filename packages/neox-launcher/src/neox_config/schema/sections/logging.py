@@ -50,6 +50,12 @@ class LoggingSection(Section, resume="free"):
         doc="Log the L2 norm of each gradient before clipping, as gradient_norms/NAME. Under "
         "ZeRO only the torch engine shows gradients before the update.",
     )
+    log_grad_pct_zeros: bool = param(
+        False,
+        origin="NeoX",
+        doc="Log the percentage of elements of each gradient that are 0, before clipping, as "
+        "pct_grad_zeros/NAME. Under ZeRO it requires the torch engine.",
+    )
     log_zero_gradients: bool = param(
         False,
         origin="ours",

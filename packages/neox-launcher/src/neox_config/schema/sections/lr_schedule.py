@@ -72,6 +72,16 @@ class LrScheduleSection(Section, resume="training"):
         used_when="lr_decay_style is wsd",
         doc="Length of the decay of wsd in iterations, instead of lr-wsd-decay-fraction.",
     )
+    lr_wsd_decays: tuple[int, ...] = param(
+        (),
+        origin="ours",
+        used_when="lr_decay_style is wsd",
+        doc="Iterations at which further decays of wsd end, in order, before the last one at lr-decay-iters "
+        "(WSD-S). After each the training continues from the decayed weights, and the learning rate is lr "
+        "again. lr-wsd-decay-fraction is then that of the iterations since the end of the decay before. "
+        "extra-save-iters saves the decayed weights.",
+        source="arXiv:2410.05192",
+    )
     min_lr: float = param(
         0.0, origin="Meg", ge=0, used_when=_OWN_CURVE, doc="Minimum learning rate after warmup."
     )

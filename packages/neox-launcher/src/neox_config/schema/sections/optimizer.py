@@ -80,6 +80,16 @@ class OptimizerParams(Section):
         used_when=_if_taken("bias_correction"),
         doc="Apply bias correction to the running averages of Adam.",
     )
+    state_dtype: Literal["fp32", "bf16"] = param(
+        "fp32",
+        origin="ours",
+        used_when=_if_taken("state_dtype"),
+        doc="Data type in which Adam stores its running averages. bf16 halves their memory: updates are "
+        "computed in float32, and averages are rounded up or down at random, so that small changes are not "
+        "lost; the random bits do not depend on the layout. Slower than the fused update. Under ZeRO it "
+        "requires the torch engine.",
+        source="arXiv:2010.06192",
+    )
     freeze_step: int = param(
         100000,
         origin="DSC",
@@ -379,6 +389,24 @@ class OptimizerSection(Section, resume="training"):
     )
     gradient_clipping: float = param(
         0.0, origin="DSC", ge=0, doc="Maximum L2 norm of the global gradient; 0 disables clipping."
+    )
+    ema_decay: float | None = param(
+        None,
+        origin="ours",
+        gt=0,
+        lt=1,
+        none_means="weights are not averaged",
+        doc="Keep an exponential moving average (EMA) of the weights, a float32 number per parameter: after "
+        "an iteration it is ema-decay times itself plus 1 - ema-decay times the weight. It begins with the "
+        "first weights, which count ema-decay^n after n iterations. Checkpoints contain it, evaluations also "
+        "use it (loss/validation_ema), load-ema loads it, and neox-convert to-hf --ema exports it.",
+    )
+    ema_interval: int = param(
+        1,
+        origin="ours",
+        gt=0,
+        used_when="ema_decay is set",
+        doc="Iterations between two updates of the averages of ema-decay.",
     )
     zero_allow_untested_optimizer: bool = param(
         False,

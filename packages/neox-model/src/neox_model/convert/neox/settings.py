@@ -110,6 +110,11 @@ def read_settings(files: NeoXFiles, given: Sequence[Path]) -> Settings:
         resolved = model_of(recorded)
     except (ConfigError, ValidationError) as error:
         raise ConversionError(f"the model of {files.folder} cannot be built: {error}") from error
+    if config.mup.use_mup:
+        raise ConversionError(
+            f"{files.folder}: use-mup: what GPT-NeoX computes with muP depends on base shapes in files and "
+            "on its version; only a model without it can be converted"
+        )
     _refuse_options(files, config.attention, resolved.model)
     return Settings(config, resolved, rows, read)
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
+from neox_config.facts.norms import NORM_FACTS
 from neox_config.spec.model import Alibi, Attention, Embedding, Layer, ModelSpec, Rotary, Sinusoidal
 from neox_model.convert.checkpoints import VOCABULARY
 from neox_model.convert.differences import attention_of
@@ -247,7 +248,7 @@ def _of_queries_and_keys(ours: Layer, layer: int, kind: str) -> _Choices:
     )
     choices = _norm(layer, "attention.qk_layernorm", kind)
     # A scalar is the same on every rank.
-    return choices if ours.norm.kind == "scalenorm" else [(key, (by_head,)) for key, _ in choices]
+    return choices if NORM_FACTS[ours.norm.kind].scalars else [(key, (by_head,)) for key, _ in choices]
 
 
 def _norm(layer: int, stem: str, kind: str) -> _Choices:

@@ -44,7 +44,7 @@ class Pruning(nn.Module):
         super().__init__()
         self.is_on = False
         self._split_dim, self._group = split_dim, group
-        likeness = logical_parameter(shape, init=_uniform, group=group, split_dim=split_dim)
+        likeness = logical_parameter(shape, init=_uniform, group=group, split_dim=split_dim, kind="other")
         self.logical: Logical = likeness.logical  # type: ignore[attr-defined]
         self.scores = likeness if learned else None
         self.register_buffer("keep", torch.ones(likeness.shape, dtype=torch.bool), persistent=False)

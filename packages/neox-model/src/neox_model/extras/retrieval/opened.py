@@ -93,13 +93,22 @@ def open_towers(groups: Groups, resolved: Resolved) -> Towers:
     load = section.ict_load or places.load
     assert load is not None, "preflight requires it"
     storage = find_storage(places, groups)
-    folder = folder_with_weights(load, groups, cache=places.store_cache, storage=storage)
+    folder = folder_with_weights(
+        load, groups, cache=places.store_cache, storage=storage, averages=places.load_ema
+    )
     with explained_shortage("use a device with more memory"):
         model = build_model(resolved.model, without_zero(resolved.run), groups, vocab_size=vocab_size)
         assert isinstance(model, TowerModel)
         model.to(device=computing_device(), dtype=DTYPES[resolved.run.precision.weights])
         recorded = recorded_values(resolved, fingerprint=tokenizer.fingerprint, vocab_size=vocab_size)
-        iteration = load_weights(folder, model=model, groups=groups, config=recorded, storage=storage)
+        iteration = load_weights(
+            folder,
+            model=model,
+            groups=groups,
+            config=recorded,
+            storage=storage,
+            averages=places.load_ema,
+        )
     digest = manifest_sha256(folder / checkpoint_name(iteration)) or ""
     blocks, titles, digests = all_blocks(resolved.data), section.titles_data_path, {}
     with shared_outcome(groups.control, "reading the texts of the index", keeps_bugs=True):

@@ -19,7 +19,7 @@ from neox_model.layers.cache import Cached, Chunk
 from neox_model.parallel.compile_disabled import CompileDisabled
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.linear import ColumnParallelLinear, RowParallelLinear
-from neox_model.parallel.logical import InitMethod
+from neox_model.parallel.logical import InitMethod, RowBlocks
 from neox_model.parallel.low_rank import LowRank
 from neox_model.parallel.sequence import TPInput, gather_input
 
@@ -94,7 +94,13 @@ class ParallelAttention(Cached):
         self.local_groups = sharing // group.size
         outputs = (heads + 2 * sharing) * self.head_width
         self.qkv = ColumnParallelLinear(
-            hidden_size, outputs, init=init, bias=qkv_bias, group=group, adapter=adapters.get("qkv")
+            hidden_size,
+            outputs,
+            init=init,
+            bias=qkv_bias,
+            group=group,
+            adapter=adapters.get("qkv"),
+            blocks=RowBlocks((heads // sharing, 1, 1), self.head_width),
         )
         self.qk_norm = qk_norm() if qk_norm is not None else None
         self.gate: ColumnParallelLinear | None = None

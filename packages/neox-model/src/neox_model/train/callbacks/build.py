@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pkgutil import resolve_name
 
+from neox_model.train.callbacks.average import WeightAverage
 from neox_model.train.callbacks.checkpoint import CheckpointCallback, UploadCallback
 from neox_model.train.callbacks.evaluate import EvaluateCallback, ReserveCallback
 from neox_model.train.callbacks.experts import ExpertBalance
@@ -18,7 +19,13 @@ from neox_model.train.callbacks.spikes import SpikeDetection, SpikeHandler
 from neox_model.train.callbacks.steps import EmptyMicroBatches, LeftOutBatches, VaryingLengths, ZLoss
 from neox_model.train.callbacks.stop import AutoresumeCallback, StopCallback
 from neox_model.train.callbacks.stragglers import StragglersCallback
-from neox_model.train.callbacks.tensors import GradientNoise, GradientNorms, TensorNorms, ZeroGradients
+from neox_model.train.callbacks.tensors import (
+    GradientNoise,
+    GradientNorms,
+    TensorNorms,
+    TensorZeros,
+    ZeroGradients,
+)
 from neox_model.train.callbacks.upkeep import GarbageCollection, LocalSteps
 from neox_model.train.run import Callback, Extensions, Run
 
@@ -52,6 +59,7 @@ _CALLBACKS: tuple[Build, ...] = (
         "neox_model.extras.compression.training:CompressionCallback",
         lambda run: bool(run.resolved.run.compressible),
     ),
+    WeightAverage.from_run,
     AutoresumeCallback.from_run,
     StopCallback.from_run,
     # Before the log, which resets peaks of memory.
@@ -64,6 +72,7 @@ _CALLBACKS: tuple[Build, ...] = (
     ReserveCallback.from_run,
     TensorNorms.from_run,
     GradientNorms.from_run,
+    TensorZeros.from_run,
     ZeroGradients.from_run,
     GradientNoise.from_run,
     # Saves follow the logging of an iteration, and evaluations, which may fail, follow its save.

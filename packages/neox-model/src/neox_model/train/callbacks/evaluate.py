@@ -8,10 +8,11 @@ from functools import partial
 from typing import Self
 
 from neox_model.scoring.endings import NotFiniteError, StoppedError
+from neox_model.train.callbacks.average import WeightAverage
 from neox_model.train.callbacks.checkpoint import CheckpointCallback
 from neox_model.train.callbacks.stop import StopCallback
 from neox_model.train.copied_model import copied_forward
-from neox_model.train.evaluate import PARTS
+from neox_model.train.evaluate import AVERAGED, EVALUATIONS
 from neox_model.train.run import Callback, Run
 from neox_model.train.state import StepReport
 
@@ -55,17 +56,23 @@ class EvaluateCallback(Callback):
     Args:
         stop: has the stop requests.
         checkpoint: saves a state from which no further iteration follows; None: nothing is saved.
+        average: has averages of the weights, which are evaluated on the same samples; None: there are none.
     """
 
-    def __init__(self, stop: StopCallback, checkpoint: CheckpointCallback | None = None) -> None:
-        self._stop, self._checkpoint = stop, checkpoint
+    def __init__(
+        self,
+        stop: StopCallback,
+        checkpoint: CheckpointCallback | None = None,
+        average: WeightAverage | None = None,
+    ) -> None:
+        self._stop, self._checkpoint, self._average = stop, checkpoint, average
 
     @classmethod
     def from_run(cls, run: Run) -> Self:
-        """Build it; the callbacks that stop and save are built before it."""
+        """Build it; the callbacks that stop, save and average are built before it."""
         stop = run.callback(StopCallback)
         assert stop is not None, "every run can be stopped"
-        return cls(stop, run.callback(CheckpointCallback))
+        return cls(stop, run.callback(CheckpointCallback), run.callback(WeightAverage))
 
     def on_start(self) -> None:
         """Evaluate if it was due when the checkpoint was saved."""
@@ -101,8 +108,9 @@ class EvaluateCallback(Callback):
         with self._ended_by_stop():
             self._evaluate("valid", state.due_validation)
             if self.run.evaluator.has("valid"):
-                found = self.run.evaluator.results["valid"]
-                logger.info("iteration %d: %s %s", state.iteration, PARTS["valid"], found)
+                results = self.run.evaluator.results
+                for part in (each for each in ("valid", f"valid{AVERAGED}") if each in results):
+                    logger.info("iteration %d: %s %s", state.iteration, EVALUATIONS[part], results[part])
             self._evaluate_texts()
             state.due_validation = None
 
@@ -116,17 +124,23 @@ class EvaluateCallback(Callback):
     def _evaluate(self, part: str, first: int) -> None:
         if not self.run.evaluator.has(part):
             return
-        iteration, name = self.run.state.iteration, PARTS[part]
+        self._evaluate_weights(part, first)
+        if self._average is not None:
+            with self._average.in_use():
+                self._evaluate_weights(part, first, AVERAGED)
+
+    def _evaluate_weights(self, part: str, first: int, end: str = "") -> None:
+        iteration, name = self.run.state.iteration, EVALUATIONS[part + end]
         with _evaluating(self.run, name):
             began = time.monotonic()
-            evaluation = self.run.evaluator.evaluate(part, first, self._stop.is_stopping)
+            evaluation = self.run.evaluator.evaluate(part, first, self._stop.is_stopping, end=end)
         self.run.metrics.write(evaluation.metrics(name), iteration)
-        if part == "valid":
+        if part == "valid" and not end:
             self.run.progress.describe(metrics={f"loss/{name}": evaluation.loss})
         self.run.events.record(
             "evaluation",
             iteration,
-            part=part,
+            part=part + end,
             loss=evaluation.loss,
             perplexity=evaluation.perplexity,
             seconds=round(time.monotonic() - began, 3),

@@ -22,6 +22,7 @@ __all__ = [
     "GradientNorms",
     "NoiseScale",
     "TensorNorms",
+    "TensorZeros",
     "ZeroGradients",
     "estimate",
     "tensor_norms",
@@ -97,13 +98,18 @@ class GradientNorms(Measurement):
 
     The gradients are averaged over micro-batches and data-parallel ranks, and not yet clipped.
 
+    Attributes:
+        prefix: of the names of the metrics.
+
     Args:
         interval: iterations between two measurements.
     """
 
+    prefix = "gradient_norms"
+
     def __init__(self, interval: int) -> None:
         super().__init__(interval)
-        self._norms: dict[str, Tensor] = {}
+        self._kept: dict[str, Tensor] = {}
 
     @classmethod
     def from_run(cls, run: Run) -> Self | None:
@@ -116,19 +122,41 @@ class GradientNorms(Measurement):
         return found
 
     def measure(self) -> dict[str, float]:
-        """Return the norms on rank 0, none if the batch was left out. Collective over all ranks."""
-        measured, self._norms = self._norms, {}
+        """Return the values on rank 0, none if the batch was left out. Collective over all ranks."""
+        measured, self._kept = self._kept, {}
         # The stages of one pipeline hold every tensor once.
         groups = self.run.groups
         is_sent = groups.data.rank == 0 and groups.model.rank == 0
-        norms = torch.stack(list(measured.values())).tolist() if is_sent and measured else []
-        sent = dict(zip(measured, norms, strict=True)) if is_sent else {}
+        values = torch.stack(list(measured.values())).tolist() if is_sent and measured else []
+        sent = dict(zip(measured, values, strict=True)) if is_sent else {}
         stages = gather_object(groups.control, sent)
-        return {f"gradient_norms/{name}": norm for stage in stages for name, norm in stage.items()}
+        return {f"{self.prefix}/{name}": value for stage in stages for name, value in stage.items()}
 
     def _look(self, pending: PendingUpdate) -> None:
         if self.is_due(self.run.state.iteration + 1):
-            self._norms = pending.tensor_norms()
+            self._kept = self._values(pending)
+
+    def _values(self, pending: PendingUpdate) -> dict[str, Tensor]:
+        return pending.tensor_norms()
+
+
+class TensorZeros(GradientNorms):
+    """Measures `pct_grad_zeros/NAME`, the percentage of a gradient's elements equal to 0, like the norms."""
+
+    prefix = "pct_grad_zeros"
+
+    @classmethod
+    def from_run(cls, run: Run) -> Self | None:
+        """Build it if `log_grad_pct_zeros` is set."""
+        section = run.config.logging
+        if not section.log_grad_pct_zeros:
+            return None
+        found = cls(section.log_interval)
+        run.engine.update.before(found._look)
+        return found
+
+    def _values(self, pending: PendingUpdate) -> dict[str, Tensor]:
+        return {name: 100.0 * share for name, share in pending.tensor_zeros().items()}
 
 
 class ZeroGradients(Measurement):

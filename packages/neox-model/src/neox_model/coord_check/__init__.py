@@ -1,0 +1,1 @@
+"""The worker of `neox-launch coord-check`."""
