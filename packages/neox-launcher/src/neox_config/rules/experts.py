@@ -8,7 +8,6 @@ from neox_config.derive.engine import chosen_engine
 from neox_config.derive.experts import expert_layers, has_experts
 from neox_config.derive.layer_compilation import drops_tokens
 from neox_config.derive.objective import is_retrieval
-from neox_config.extras.compression.matrices import compresses
 from neox_config.facts.attention import GMLP_TYPES
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_config.problems import Problem
@@ -36,11 +35,6 @@ def experts_run_where_they_are_built(c: NeoXConfig) -> Iterator[Problem]:
             c.mup.use_mup,
             "has no rule for the widths of experts and routers",
             "set it to false, or moe-num-experts: 1",
-        ),
-        "compression_training": (
-            compresses(c),
-            "quantizes and prunes the matrices of a feed-forward block, which experts do not have",
-            "remove it, or set moe-num-experts: 1",
         ),
         "data_efficiency.data_routing.random_ltd.enabled": (
             drops_tokens(c),

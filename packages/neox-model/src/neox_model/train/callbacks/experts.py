@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from neox_model.layers.experts import Router
 from neox_model.parallel.collectives import all_reduce
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import LogicalState, model_states
@@ -23,12 +22,12 @@ class ExpertBalance(Callback):
     """Moves the biases of experts after each update that is applied, and reports how even their shares are.
 
     Args:
-        routers: those of this rank's layers; none on a pipeline stage without experts.
+        routers: those of this rank's layers (modules with `take_counts`); a pipeline stage may have none.
         groups: this job's process groups.
         rate: change of a bias at an update.
     """
 
-    def __init__(self, routers: list[Router], groups: Groups, *, rate: float) -> None:
+    def __init__(self, routers: list[Any], groups: Groups, *, rate: float) -> None:
         self._routers, self._groups, self._rate = routers, groups, rate
 
     @classmethod
@@ -38,7 +37,7 @@ class ExpertBalance(Callback):
         if given.moe_num_experts == 1:
             return None
         model: torch.nn.Module = run.engine.model
-        routers = [module for module in model.modules() if isinstance(module, Router)]
+        routers = [module for module in model.modules() if hasattr(module, "take_counts")]
         return cls(routers, run.groups, rate=given.moe_expert_bias_rate)
 
     def states(self) -> list[LogicalState]:
