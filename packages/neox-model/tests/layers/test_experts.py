@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from neox_config.estimate import flops_per_token
+from neox_config.estimate.parameters import active_parameters, count_parameters
 from neox_model.assembly.model import build_model
 from neox_model.initialization import build_init_method, initialize_parameters
 from neox_model.layers.experts import (
@@ -348,3 +350,25 @@ def test_logits_are_those_of_transformers(family: str) -> None:
         expected, found = theirs(tokens).logits, ours(tokens)
     error = (found - expected).abs().max() / expected.abs().max()
     assert error <= 1e-5
+
+
+def test_estimates_count_the_parameters_of_experts_and_those_that_are_used() -> None:
+    settings = {
+        "moe_num_experts": 5,
+        "moe_top_k": 2,
+        "moe_layers": [0, 2],
+        "moe_expert_width": 16,
+        "moe_shared_width": 8,
+        "moe_shared_gate": True,
+        "activation": "swiglu",
+    }
+    spec, run = specs_from(settings)
+    model = build_model(spec, run, SINGLE_PROCESS, vocab_size=11)
+    total = sum(parameter.numel() for parameter in model.parameters())
+    assert sum(count_parameters(spec, 11).values()) == total
+    unused = 2 * 3 * 3 * 16 * 24
+    assert active_parameters(spec, 11) == total - unused
+    more = specs_from(settings | {"moe_num_experts": 9})[0]
+    operations = [flops_per_token(each, entries=11, length=12) for each in (spec, more)]
+    # Four more rows of two routers.
+    assert operations[1] - operations[0] == 3 * 2 * 2 * 4 * 24
