@@ -96,6 +96,78 @@ def qwen2(*sizes: int, rows: int, eps: float = 1e-6, tied: bool = False) -> Conf
     return llama(sizes, rows, 131072, eps, **base, **windows)
 
 
+def qwen3(*sizes: int, tied: bool = False) -> Config:
+    windows = {"use_sliding_window": False, "sliding_window": None, "max_window_layers": sizes[0]}
+    others = {"head_dim": 128, "rope_theta": 1000000.0, "attention_bias": False, **windows}
+    return llama(sizes, 151936, 40960, 1e-6, tie_word_embeddings=tied, model_type="qwen3", **others)
+
+
+def olmo2(*sizes: int) -> Config:
+    return llama(sizes, 100352, 4096, 1e-6, rope_theta=500000.0, model_type="olmo2")
+
+
+def olmo3(*sizes: int) -> Config:
+    scaling = {
+        "attention_factor": 1.2079441541679836,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 8.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "yarn",
+    }
+    kinds = [*["sliding_attention"] * 3, "full_attention"] * (sizes[0] // 4)
+    others = {"rope_theta": 500000.0, "rope_scaling": scaling, "sliding_window": 4096, "layer_types": kinds}
+    return llama(sizes, 100278, 65536, 1e-6, model_type="olmo3", **others)
+
+
+def gemma(kind: str, sizes: tuple[int, ...], rows: int, positions: int, **others: Any) -> Config:
+    shared = {
+        "head_dim": 256,
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 256,
+        "tie_word_embeddings": True,
+    }
+    return llama(sizes, rows, positions, 1e-6, model_type=kind, **{**shared, **others})
+
+
+def gemma2(*sizes: int, **others: Any) -> Config:
+    caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+    return gemma("gemma2", sizes, 256000, 8192, sliding_window=4096, **caps, **others)
+
+
+def gemma3(*sizes: int) -> Config:
+    rotary = {"rope_theta": 1000000.0, "rope_local_base_freq": 10000.0}
+    windows = {"sliding_window": 512, "sliding_window_pattern": 6}
+    return gemma("gemma3_text", sizes, 262144, 32768, **rotary, **windows)
+
+
+def smollm3(*sizes: int) -> Config:
+    others = {"rope_theta": 5000000.0, "no_rope_layers": [1, 1, 1, 0] * 9, "use_sliding_window": False}
+    tied = {"tie_word_embeddings": True, "model_type": "smollm3"}
+    return llama(sizes, 128256, 65536, 1e-6, **tied, **others)
+
+
+def phi3(*sizes: int, rows: int = 32064, positions: int = 4096, **others: Any) -> Config:
+    shared = {"sliding_window": 2047, "original_max_position_embeddings": positions, "model_type": "phi3"}
+    return llama(sizes, rows, positions, **{**shared, **others})
+
+
+def opt(layers: int, width: int, heads: int) -> Config:
+    return {
+        "model_type": "opt",
+        "activation_function": "relu",
+        "do_layer_norm_before": True,
+        "ffn_dim": 4 * width,
+        "hidden_size": width,
+        "max_position_embeddings": 2048,
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "vocab_size": 50272,
+        "word_embed_proj_dim": width,
+    }
+
+
 # What determines the architecture in the config.json that was published with the weights.
 CONFIG_JSON: Mapping[str, Config] = {
     "gpt-neox-20b": gpt_neox(44, 6144, 64, 50432, act="gelu_fast"),
@@ -128,9 +200,41 @@ CONFIG_JSON: Mapping[str, Config] = {
     "qwen2-1.5b": qwen2(28, 1536, 12, 2, 8960, rows=151936, tied=True),
     "qwen2-7b": qwen2(28, 3584, 28, 4, 18944, rows=152064),
     "qwen2-72b": qwen2(80, 8192, 64, 8, 29568, rows=152064, eps=1e-5),
+    "qwen3-0.6b": qwen3(28, 1024, 16, 8, 3072, tied=True),
+    "qwen3-1.7b": qwen3(28, 2048, 16, 8, 6144, tied=True),
+    "qwen3-4b": qwen3(36, 2560, 32, 8, 9728, tied=True),
+    "qwen3-8b": qwen3(36, 4096, 32, 8, 12288),
+    "qwen3-14b": qwen3(40, 5120, 40, 8, 17408),
+    "qwen3-32b": qwen3(64, 5120, 64, 8, 25600),
+    "olmo-2-1b": olmo2(16, 2048, 16, 16, 8192),
+    "olmo-2-7b": olmo2(32, 4096, 32, 32, 11008),
+    "olmo-2-13b": olmo2(40, 5120, 40, 40, 13824),
+    "olmo-2-32b": olmo2(64, 5120, 40, 8, 27648),
+    "olmo-3-7b": olmo3(32, 4096, 32, 32, 11008),
+    "olmo-3-32b": olmo3(64, 5120, 40, 8, 27648),
+    "gemma-2-2b": gemma2(26, 2304, 8, 4, 9216),
+    "gemma-2-9b": gemma2(42, 3584, 16, 8, 14336),
+    "gemma-2-27b": gemma2(46, 4608, 32, 16, 36864, head_dim=128, query_pre_attn_scalar=144),
+    "gemma-3-270m": gemma3(18, 640, 4, 1, 2048),
+    "gemma-3-1b": gemma3(26, 1152, 4, 1, 6912),
+    "smollm3-3b": smollm3(36, 2048, 16, 4, 11008),
+    "phi-3-mini-4k": phi3(32, 3072, 32, 32, 8192),
+    "phi-3-medium-4k": phi3(40, 5120, 40, 10, 17920),
+    "phi-4": phi3(
+        *(40, 5120, 40, 10, 17920), rows=100352, positions=16384, rope_theta=250000.0, sliding_window=None
+    ),
+    "opt-125m": opt(12, 768, 12),
+    "opt-1.3b": opt(24, 2048, 32),
+    "opt-2.7b": opt(32, 2560, 32),
+    "opt-6.7b": opt(32, 4096, 32),
+    "opt-13b": opt(40, 5120, 40),
+    "opt-30b": opt(48, 7168, 56),
 }
 # One of each class.
-BUILT = ("pythia-160m", "gpt2-medium", "llama-3.2-1b", "mistral-7b-v0.1", "qwen2-0.5b")
+BUILT = (
+    *("pythia-160m", "gpt2-medium", "llama-3.2-1b", "mistral-7b-v0.1", "qwen2-0.5b", "qwen3-0.6b"),
+    *("olmo-2-1b", "olmo-3-7b", "gemma-2-2b", "gemma-3-270m", "smollm3-3b", "phi-3-mini-4k", "opt-125m"),
+)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -143,6 +247,14 @@ def test_a_model_has_the_architecture_of_its_config_json(name):
     assert (found, PUBLISHED[name].rows) == (trained, config["vocab_size"])
 
 
+@pytest.mark.parametrize("name", BUILT)
+def test_transformers_reads_the_same_architecture_from_the_config_json(name):
+    config = CONFIG_JSON[name]
+    theirs = transformers.AutoConfig.for_model(**config).to_dict()
+    family = family_of_config(config)
+    assert differences(family.read(theirs), family.read(config)) == []
+
+
 def test_a_difference_from_the_config_json_is_found():
     config = {**CONFIG_JSON["mistral-7b-v0.1"], "sliding_window": 4095}
     theirs = family_of_config(config).read(config)
@@ -151,7 +263,7 @@ def test_a_difference_from_the_config_json_is_found():
     assert (found.value, found.theirs) == ("4095", "4094")
 
 
-@pytest.mark.parametrize("name", slow_except(BUILT, "pythia-160m", "gpt2-medium", "qwen2-0.5b"))
+@pytest.mark.parametrize("name", slow_except(BUILT, "pythia-160m", "gpt2-medium", "gemma-3-270m"))
 def test_the_count_is_that_of_the_model_that_is_built_and_of_transformers(name):
     published, config = PUBLISHED[name], CONFIG_JSON[name]
     resolved = find_model(name).resolved

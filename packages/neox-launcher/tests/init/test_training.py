@@ -95,8 +95,11 @@ def test_every_size_has_a_valid_configuration_with_the_figures_that_are_reported
     assert resolved.config.data.data_path == "/the $data/corpus_text_document"
 
 
-# One of each family.
-FAST = ("gpt-neox-20b", "pythia-1b", "gpt2-medium", "llama-3.2-1b", "mistral-7b-v0.3", "qwen2-7b")
+# One of each older family, and those of the others with the most settings.
+FAST = (
+    *("gpt-neox-20b", "pythia-1b", "gpt2-medium", "llama-3.2-1b", "mistral-7b-v0.3", "qwen2-7b"),
+    *("olmo-3-7b", "gemma-3-1b"),
+)
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def export_refused(folder, *parts, **options):
         ({"model_type": "bert"}, "model_type 'bert' with architectures ['LlamaForCausalLM']; only "),
         ({"architectures": ["LlamaForSequenceClassification"]}, "['LlamaForSequenceClassification']; only"),
         (
-            {"auto_map": {"AutoModel": "code.Model"}},
+            {"model_type": "mine", "auto_map": {"AutoModel": "code.Model"}},
             "names code in the model's folder (auto_map), which is never run",
         ),
         (
@@ -134,7 +134,7 @@ def export_refused(folder, *parts, **options):
         ),
         ({"rope_parameters": {"rope_type": "linear"}}, "has factor: None, which is not a number"),
         ({"head_dim": "32"}, "has head_dim: '32', which is not a whole number of at least 1"),
-        ({"hidden_act": "relu2"}, "hidden_act: 'relu2', but only silu, swish, gelu can be converted"),
+        ({"hidden_act": "relu2"}, "hidden_act: 'relu2', but only silu, swish, gelu, gelu_pytorch_tanh can"),
         ({"quantization_config": {"bits": 4}}, "neox-model does not have; only a model without it can be"),
         ({"num_hidden_layers": None}, "config.json has no num_hidden_layers; copy the folder again"),
         (

@@ -28,7 +28,7 @@ def folder(tmp_path, monkeypatch):
     model = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
     write(tmp_path, "model", {"config.json": model, "tokenizer.json": {}})
     write(tmp_path, "bert", {"config.json": {"model_type": "bert", "architectures": ["BertModel"]}})
-    write(tmp_path, "code", {"config.json": {**model, "auto_map": {}}})
+    write(tmp_path, "code", {"config.json": {"model_type": "mine", "auto_map": {}}})
     write(tmp_path, "untokenized", {"config.json": model})
     write(tmp_path, "adapters", {"adapter_config.json": {"base_model_name_or_path": "org/base"}})
     write(tmp_path, "ours/global_step1", {"manifest.json": {}})

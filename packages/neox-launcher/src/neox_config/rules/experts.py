@@ -27,8 +27,9 @@ def experts_run_where_they_are_built(c: NeoXConfig) -> Iterator[Problem]:
             "set engine: torch, and remove what requires DeepSpeed",
         ),
         "optimizer.type": (
-            facts is not None and bool(facts.matrix_states or facts.replica_states),
-            "updates matrices, or averages momenta with one bit per element; experts are neither",
+            facts is not None and bool(facts.matrix_states or facts.replica_states or facts.other_shapes),
+            "has states or steps of matrices, which the tensors of experts are not, or averages momenta with "
+            "one bit per element",
             "use Adam, or set moe-num-experts: 1",
         ),
         "use_mup": (

@@ -31,7 +31,13 @@ OUTSIDE_OF_VOCABULARY = {
     "pythia-12b": 11_327_027_200,
 }
 # Entries of the published tokenizers whose padding the files state.
-ENTRIES = {"gpt-neox-20b": 50_277, **dict.fromkeys(OUTSIDE_OF_VOCABULARY, 50_277)}
+ENTRIES = {
+    "gpt-neox-20b": 50_277,
+    **dict.fromkeys(OUTSIDE_OF_VOCABULARY, 50_277),
+    **{name: 100_278 for name in model_names() if name.startswith("olmo-")},
+    **{name: 32_011 for name in model_names() if name.startswith("phi-3")},
+    **{name: 50_265 for name in model_names() if name.startswith("opt-")},
+}
 
 
 @pytest.mark.parametrize("name", model_names())

@@ -396,6 +396,9 @@ EXAMPLES = {
     "experts_run_where_they_are_built: muon": (
         "moe-num-experts: 4\n--set optimizer.type=Muon", "optimizer.type", [],
         "moe-num-experts: 4"),
+    "experts_run_where_they_are_built: sm3": (
+        "moe-num-experts: 4\n--set optimizer.type=SM3", "optimizer.type", [],
+        "moe-num-experts: 4\n--set optimizer.type=Lamb"),
     "experts_run_where_they_are_built: shared layers": (
         "moe-num-experts: 4\nnum-unique-layers: 2", "num_unique_layers", [],
         "moe-num-experts: 4"),

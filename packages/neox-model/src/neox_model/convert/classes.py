@@ -16,6 +16,8 @@ _PARTS: Mapping[str, str] = {"gemma3": "gemma3_text"}
 def model_type_of(config: Mapping[str, Any], path: str | Path = "config.json") -> str:
     """Return the `model_type` of a config.json, whose class can be converted.
 
+    Code in the folder (`auto_map`) is never run: as in transformers, its own class is used where it has one.
+
     Args:
         config: its contents.
         path: what messages call it.
@@ -24,11 +26,6 @@ def model_type_of(config: Mapping[str, Any], path: str | Path = "config.json") -
         ConversionError: it names no class, or one that cannot be converted.
     """
     known = ", ".join(CLASSES.values())
-    if "auto_map" in config:
-        raise ConversionError(
-            f"{path} names code in the model's folder (auto_map), which is never run; only "
-            f"transformers' own classes can be converted: {known}"
-        )
     name, classes = config.get("model_type"), config.get("architectures") or []
     if name in _PARTS:
         raise ConversionError(
@@ -38,6 +35,11 @@ def model_type_of(config: Mapping[str, Any], path: str | Path = "config.json") -
     chosen = CLASSES.get(name) if isinstance(name, str) else None
     is_list = isinstance(classes, list)
     if chosen is None or not is_list or (classes and chosen not in classes):
+        if "auto_map" in config:
+            raise ConversionError(
+                f"{path} names code in the model's folder (auto_map), which is never run; only "
+                f"transformers' own classes can be converted: {known}"
+            )
         raise ConversionError(
             f"{path} has model_type {name!r} with architectures {classes}; only {known} can be converted; "
             "convert another model, or add this one (docs/add-an-architecture.md)"

@@ -70,10 +70,13 @@ _ABSENT: Mapping[str, Any] = {
     "layers.mixer.position.scaling": (),
     "layers.mixer.qkv_bias": False,
     "layers.mixer.output_bias": False,
+    "layers.mixer.scale": None,
+    "layers.mixer.softcap": None,
     "layers.channel.width": 1,
     "layers.channel.activation": "",
     "layers.channel.bias": False,
     "head.tied": False,
+    "head.softcap": None,
 }
 """What is written for a model without such a value, as one without an MLP."""
 ROTARY: Mapping[str, Any] = {"layers.mixer.position": "Rotary", "layers.mixer.position.fraction": 1.0}
