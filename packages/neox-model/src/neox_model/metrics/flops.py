@@ -43,17 +43,11 @@ def _added_product(
     return 2 * prod(left) * right[-1]
 
 
-def _grouped_product(left: Sequence[int], right: Sequence[int], *_: Any, **__: Any) -> int:
-    """Return the operations of the products of groups of rows, or of columns, which have no more rows."""
-    return 2 * prod(left) * right[-1]
-
-
 # Operators that PyTorch's counter lacks, or has without the type of the result; the functions receive shapes.
 _PRODUCTS = {
     torch.ops.aten.addmm: _added_product,
     torch.ops.aten.addmm_: _accumulated_product,
     torch.ops.aten.baddbmm_: _accumulated_product,
-    torch.ops.aten._grouped_mm: _grouped_product,
 }
 
 
