@@ -210,6 +210,27 @@ def adds_bias_on_every_rank(original: Any) -> Any:
     return forward
 
 
+def swaps_experts(original: Any) -> Any:
+    """One expert's rows are computed with another's matrix, on the first rank."""
+
+    def compute(self: Any, rows: Any, counts: Any) -> Any:
+        if rank() == 0:
+            counts = counts[[1, 0, *range(2, len(counts))]]
+        return original(self, rows, counts)
+
+    return compute
+
+
+def counts_own_tokens(original: Any) -> Any:
+    """The biases of experts move by this rank's tokens alone."""
+
+    def around_step(self: Any, step: Any, batches: Any) -> Any:
+        self._groups = replace(self._groups, data=SINGLE_RANK)
+        return original(self, step, batches)
+
+    return around_step
+
+
 def seeds_alike(original: Any) -> Any:
     return lambda seed, groups: seed_streams(seed, replace(groups, data=SINGLE_RANK))
 
@@ -349,6 +370,13 @@ _TWO = r"\b2(\.0+)? times|twice|once too often"
 _WINDOWS = {
     "attention_config": [[["near"], "all"]],
     "attention_kinds": {"near": {"sliding_window_width": 4}},
+}
+_EXPERTS: dict[str, Any] = {
+    "moe_num_experts": 4,
+    "moe_top_k": 2,
+    "moe_router_type": "topk",
+    "moe_expert_bias": True,
+    "moe_expert_bias_rate": 0.1,
 }
 
 FAULTS: dict[str, Fault] = {
@@ -725,6 +753,28 @@ FAULTS: dict[str, Fault] = {
         without_division,
         (r"^gradients", _TWO, r"accumulation|micro-batch"),
         {"engine": "deepspeed", "precision": "fp32"},
+    ),
+    "the gradient of a router summed twice": Fault(
+        "tp=2",
+        "neox_model.layers.experts.mark_partial",
+        sums_at_once_too,
+        (r"^gradients", _TWO, r"router"),
+        _EXPERTS,
+        is_quick=True,
+    ),
+    "two experts exchanged on a rank": Fault(
+        "tp=2",
+        "neox_model.layers.experts.Experts._computed",
+        swaps_experts,
+        (r"^loss",),
+        _EXPERTS,
+    ),
+    "a balance of the tokens of each replica": Fault(
+        "dp=2",
+        "neox_model.train.callbacks.experts.ExpertBalance.around_step",
+        counts_own_tokens,
+        (r"^model states",),
+        _EXPERTS,
     ),
     "gradients of ZeRO's parts not averaged over replicas": Fault(
         "zero=3,dp=2",

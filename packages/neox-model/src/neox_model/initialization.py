@@ -68,13 +68,15 @@ def _normal(std: float) -> InitMethod:
 
 def _xavier_std(shape: tuple[float, ...]) -> float:
     """Return the standard deviation for a matrix, as torch's xavier init methods."""
-    outputs, inputs = shape
+    # Of the matrix of one expert, if it has several.
+    *_, outputs, inputs = shape
     return math.sqrt(2.0 / float(inputs + outputs))
 
 
 def _orthogonal(gain: float) -> InitMethod:
     def fill(tensor: Tensor, generator: torch.Generator) -> None:
-        nn.init.orthogonal_(tensor, gain=gain, generator=generator)
+        for matrix in tensor.view(-1, *tensor.shape[-2:]):
+            nn.init.orthogonal_(matrix, gain=gain, generator=generator)
 
     return fill
 

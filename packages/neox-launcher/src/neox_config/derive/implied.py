@@ -6,6 +6,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from neox_config.derive.engine import chosen_engine
+from neox_config.derive.experts import inner_widths
 from neox_config.derive.learning_rate import peak_instead_of_lr
 from neox_config.derive.widths import MLP_SIZES, mlp_width
 from neox_config.extras.data_efficiency.curricula import METRICS, enabled_sampling
@@ -184,6 +185,9 @@ def _width_advice(config: NeoXConfig) -> Iterator[Problem]:
     """Yield a notice with the width that GPT-NeoX's sizes give with a gated activation."""
     model = config.model
     given = [name for name in MLP_SIZES if config.value_of(name) is not None]
+    # Experts have the size itself as their width.
+    if "mlp_width" not in inner_widths(config):
+        return
     if given and ACTIVATION_FACTS[model.activation].is_gated and model.mlp_width is None:
         width = mlp_width(config)
         yield Problem(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from neox_config.derive.adapters import base_of_adapters
 from neox_config.derive.attention_layers import types_in
 from neox_config.derive.engine import engine_offers, why_unused_by_engine
+from neox_config.derive.experts import has_experts
 from neox_config.derive.learning_rate import uses_decay_iterations
 from neox_config.derive.objective import is_encoder
 from neox_config.derive.recomputation import recomputes_layers
@@ -52,6 +53,9 @@ _OTHERS: Mapping[str, Callable[[NeoXConfig], bool]] = {
         and any("horizontal_global_attention" in ATTENTION_FACTS[kind].settings for kind in types_in(config))
     ),
     RPE_OF_ENCODER: lambda config: is_encoder(config) and config.attention.pos_emb == "rpe",
+    "moe_num_experts is above 1 and moe_router_type is topk": lambda config: (
+        has_experts(config) and config.experts.moe_router_type == "topk"
+    ),
     "scheduler.type is null": lambda config: config.optimizer.scheduler.type is None,
     "scheduler.type is null, or its total_num_steps is needed and null": uses_decay_iterations,
     "type is OneCycle and cycle_momentum is true": lambda config: (

@@ -19,6 +19,7 @@ READERS = {
     "data_efficiency.data_routing": "neox_model.extras.token_dropping.layer",
     "elasticity": "neox_config.derive.elasticity",
     "engine": "neox_config.derive.engine",
+    "experts": "neox_config.derive.experts",
     "generation": "neox_model.generate.run",
     "launch": "neox_launcher.plan.planning",
     "logging": "neox_model.train.writers",

@@ -140,6 +140,8 @@ def _layout_rows(result: Estimate) -> list[Row]:
 def _parameter_rows(result: Estimate, vocabulary_origin: str) -> list[Row]:
     total = result.total_parameters
     rows: list[Row] = [("parameters", f"{total:,}", "")]
+    if result.active_parameters != total:
+        rows.append(("  active", f"{result.active_parameters:,}", "a token passes some of the experts"))
     for part, count in result.parameters.items():
         note = f"{100 * count / total:.1f} %"
         if part == "embedding":

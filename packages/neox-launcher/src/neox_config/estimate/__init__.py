@@ -10,7 +10,7 @@ from functools import partial
 from neox_config.estimate.communication import Communication, bubble_share, communication_bytes
 from neox_config.estimate.memory import Memory, activation_bytes_per_layer, device_memory
 from neox_config.estimate.operations import Convention, flops_per_token
-from neox_config.estimate.parameters import Weights, count_parameters, local_parameters
+from neox_config.estimate.parameters import Weights, active_parameters, count_parameters, local_parameters
 from neox_config.estimate.setup import Setup
 
 __all__ = [
@@ -38,6 +38,7 @@ class Estimate:
         setup: what is estimated.
         device: type of the devices: cuda or cpu.
         parameters: number of parameters by part of the model.
+        active_parameters: number of those that a token uses, of experts only its own.
         memory: memory of a device of each pipeline stage.
         flops_per_token: operations of forward and backward pass per token, without recomputation, with
             attention counted as if every token saw the whole sequence.
@@ -50,6 +51,7 @@ class Estimate:
     setup: Setup
     device: str
     parameters: Mapping[str, int]
+    active_parameters: int
     memory: tuple[Memory, ...]
     flops_per_token: int
     causal_flops_per_token: int
@@ -95,6 +97,7 @@ def estimate(setup: Setup, *, device: str = "cuda") -> Estimate:
         setup=setup,
         device=device,
         parameters=count_parameters(model, setup.entries),
+        active_parameters=active_parameters(model, setup.entries),
         memory=tuple(device_memory(setup, stage, device=device) for stage in range(stages)),
         flops_per_token=flops(),
         causal_flops_per_token=flops(convention="causal"),

@@ -7,13 +7,23 @@ Sources: arXiv:1909.08053 (tensor parallelism), arXiv:2105.08050 (gMLP), arXiv:2
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from neox_config.estimate.setup import Setup
 from neox_config.facts.activations import ACTIVATION_FACTS
 from neox_config.facts.norms import NORM_FACTS
-from neox_config.spec.model import MLP, Attention, Layer, ModelSpec, Norm, Rotary, Rpe, SpatialMLP
+from neox_config.spec.model import (
+    MLP,
+    Attention,
+    Experts,
+    Layer,
+    ModelSpec,
+    Norm,
+    Rotary,
+    Rpe,
+    SpatialMLP,
+)
 from neox_config.spec.run import RunSpec
 
 __all__ = [
@@ -46,6 +56,7 @@ class Weights(NamedTuple):
         multiplies: True if every token is multiplied by it.
         row: number of elements of a matrix along the dimension that is not split; 1 for a vector.
         splits_columns: True if the columns of a matrix are split instead of its rows.
+        active: numbers by which a token is multiplied; None: all of them.
     """
 
     part: str
@@ -54,6 +65,12 @@ class Weights(NamedTuple):
     multiplies: bool = False
     row: int = 1
     splits_columns: bool = False
+    active: int | None = None
+
+    @property
+    def used(self) -> int:
+        """Number of elements that a token uses."""
+        return self.numbers if self.active is None else self.active
 
     def local_count(self, ranks: int) -> int:
         """Return the number of elements of a tensor-parallel rank's part."""
@@ -93,7 +110,7 @@ class Cost:
         messages: tensor-parallel messages inside, given the bytes of hidden states and the number of tokens:
             (mixer, layer, model, bytes, tokens).
         partial: sizes of whole tensors of which every tensor-parallel rank computes a part of the gradient:
-            (mixer, layer).
+            (mixer, layer, model).
     """
 
     tensors: Callable[[Any, Layer, ModelSpec], Iterator[Weights]]
@@ -102,7 +119,7 @@ class Cost:
     operations: Callable[[Any, ModelSpec, int, Convention], int] = lambda mixer, model, length, convention: 0
     scores: Callable[[Any, Setup], int] | None = None
     messages: Callable[[Any, Layer, ModelSpec, int, int], _Messages] = lambda *_: ((), ())
-    partial: Callable[[Any, Layer], Sequence[int]] = lambda mixer, layer: ()
+    partial: Callable[[Any, Layer, ModelSpec], Sequence[int]] = lambda mixer, layer, model: ()
 
 
 def costs_of(layer: Layer) -> list[tuple[Any, Cost]]:
@@ -195,7 +212,7 @@ def _splits_qk_norm(mixer: Attention, norm: Norm) -> bool:
     return mixer.qk_norm != "head" and not NORM_FACTS[norm.kind].scalars
 
 
-def _partial_of_attention(mixer: Attention, layer: Layer) -> list[int]:
+def _partial_of_attention(mixer: Attention, layer: Layer, model: ModelSpec) -> list[int]:
     """Return the weights of norms of queries and keys that ranks apply to their own heads."""
     widths = [] if _splits_qk_norm(mixer, layer.norm) else mixer.qk_norm_widths.values()
     return [each for width in widths for each in layer.norm.sizes(width)]
@@ -287,6 +304,43 @@ def _kept_by_mlp(channel: MLP, layer: Layer, setup: Setup, is_compiled: bool, de
     return tensors * size * channel.width
 
 
+def _tensors_of_experts(channel: Experts, layer: Layer, model: ModelSpec) -> Iterator[Weights]:
+    """Yield the router, one tensor per matrix of all experts, and the expert for all tokens."""
+    width, each = model.width, channel.width * model.width
+    yield Weights("experts", channel.number * width, multiplies=True, row=width)
+    for name in ("up", "gate", "down") if channel.is_gated else ("up", "down"):
+        yield Weights(
+            "experts",
+            channel.number * each,
+            is_split=True,
+            multiplies=True,
+            row=channel.number * width,
+            splits_columns=name == "down",
+            active=channel.chosen * each,
+        )
+    if channel.shared is not None:
+        for tensor in _tensors_of_mlp(channel.shared, layer, replace(model, adapters=None)):
+            yield tensor._replace(part="experts")
+    if channel.shared_gate:
+        yield Weights("experts", width, multiplies=True, row=width)
+
+
+def _kept_by_experts(channel: Experts, layer: Layer, setup: Setup, is_compiled: bool, device: str) -> int:
+    """Return the bytes per token of a mixture.
+
+    For each expert of a token: its input, what an MLP stores, its output and the place of its row. Of the
+    router: its input in float32, logits and scores.
+    """
+    plain = ACTIVATION_FACTS[channel.activation.replace("gelu_tanh", "gelu")].kept_tensors
+    tensors = plain + (3 if channel.is_gated else 1)
+    size, ranks, width = setup.element_bytes, setup.run.layout.tensor, setup.model.width
+    # The caller divides by the number of ranks what they split.
+    rows = channel.chosen * (tensors * size * channel.width + (2 * size * width + 16) * ranks)
+    router = (4 * width + 16 * channel.number) * ranks
+    shared = 0 if channel.shared is None else _kept_by_mlp(channel.shared, layer, setup, is_compiled, device)
+    return rows + router + shared + (size * width * ranks if channel.shared_gate else 0)
+
+
 def _tensors_of_spatial(mixer: SpatialMLP, layer: Layer, model: ModelSpec) -> Iterator[Weights]:
     """Yield two projections, the norm and the matrix of the gate, and a projection; amlp adds attention."""
     width, inner = model.width, mixer.width
@@ -344,12 +398,21 @@ _COSTS: Mapping[type[Any], Cost] = {
         partial=_partial_of_attention,
     ),
     MLP: Cost(tensors=_tensors_of_mlp, kept=_kept_by_mlp, bias=lambda channel: channel.bias),
+    Experts: Cost(
+        tensors=_tensors_of_experts,
+        kept=_kept_by_experts,
+        bias=lambda channel: False,
+        partial=lambda channel, layer, model: (
+            channel.number * model.width,
+            *([model.width] if channel.shared_gate else []),
+        ),
+    ),
     SpatialMLP: Cost(
         tensors=_tensors_of_spatial,
         kept=_kept_by_spatial,
         bias=lambda mixer: mixer.bias,
         operations=_operations_of_spatial,
         messages=_messages_of_spatial,
-        partial=lambda mixer, layer: (mixer.length**2, mixer.length),
+        partial=lambda mixer, layer, model: (mixer.length**2, mixer.length),
     ),
 }

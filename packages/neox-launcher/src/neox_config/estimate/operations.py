@@ -39,7 +39,7 @@ def flops_per_token(
     layers = attention = 0
     for layer, number in number_of_each(model, range(len(model.layers))):
         core = core_operations(layer, model, length, convention)
-        multiplied = sum(tensor.numbers for tensor in layer_weights(model, layer) if tensor.multiplies)
+        multiplied = sum(tensor.used for tensor in layer_weights(model, layer) if tensor.multiplies)
         layers += number * (2 * multiplied + core)
         if any(cost.scores for _, cost in costs_of(layer)):
             attention += number * core

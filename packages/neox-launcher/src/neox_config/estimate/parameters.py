@@ -16,6 +16,7 @@ from neox_config.spec.model import Alibi, Attention, Layer, Learned, ModelSpec, 
 
 __all__ = [
     "Weights",
+    "active_parameters",
     "bucketed_parameters",
     "count_parameters",
     "each_tensor",
@@ -48,6 +49,11 @@ def count_parameters(model: ModelSpec, entries: int) -> dict[str, int]:
     for number, tensor in _tensors(model, entries, 1, 0):
         counts[tensor.part] += number * tensor.numbers
     return dict(counts)
+
+
+def active_parameters(model: ModelSpec, entries: int) -> int:
+    """Return the number of parameters without those of the experts that a token does not pass."""
+    return sum(number * tensor.used for number, tensor in _tensors(model, entries, 1, 0))
 
 
 def _is_trained(model: ModelSpec, tensor: Weights) -> bool:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from neox_config.derive.elasticity import elastic_devices
+from neox_config.derive.experts import inner_widths
 from neox_config.derive.layer_compilation import UNCOMPILED_STAGE
-from neox_config.derive.widths import mlp_width
 from neox_config.errors import ConfigError
 from neox_config.extras.compression.fields import LayerReduction
 from neox_config.extras.one_bit.local_steps import first_local_step
@@ -220,7 +220,10 @@ def setup_of(resolved: Resolved, *, vocab_size: int) -> Setup:
         model=resolved.model,
         run=run,
         entries=resolved.model.embedding.entries(vocab_size),
-        divided=(config.model.num_kv_heads or config.model.num_attention_heads, mlp_width(config)),
+        divided=(
+            config.model.num_kv_heads or config.model.num_attention_heads,
+            *inner_widths(config).values(),
+        ),
         optimizer=facts,
         states=facts.values_per_element(arguments) + (_LOCAL_VALUES if has_local_steps else 0),
         row_states=facts.values_per_row(arguments),

@@ -275,7 +275,7 @@ def _partial(setup: Setup, stage: int) -> list[int]:
         if layout.splits_sequence or _enters_once(setup, layer):
             found += layer.norm.sizes(model.width) * sum(layer.norms)
         for each, cost in costs:
-            found += cost.partial(each, layer)
+            found += cost.partial(each, layer, model)
             if layout.splits_sequence and cost.bias(each):
                 found.append(model.width)
     if layout.splits_sequence and stage == layout.stages - 1:

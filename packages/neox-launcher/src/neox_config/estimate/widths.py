@@ -14,7 +14,7 @@ from neox_config.estimate.mixers import keeps_scores
 from neox_config.facts.widths import ALIGNED, BEST_ALIGNED, next_aligned
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
-from neox_config.spec.model import Attention, Retrieval, SpatialMLP
+from neox_config.spec.model import MLP, Attention, Experts, Retrieval, SpatialMLP
 from neox_config.spec.recorded import recorded_model
 from neox_config.spec.resolve import Resolved
 
@@ -87,7 +87,7 @@ def _of_layers(resolved: Resolved) -> Iterator[Problem]:
         numbers = gcd(model.width, *(each // ranks for each in widths))
         remedy = f"set hidden-size: {aligned}"
         yield from _note("hidden_size", "is the width of all matrices", numbers, remedy)
-    channel = next((layer.channel for layer in model.layers if layer.channel is not None), None)
+    channel = next((layer.channel for layer in model.layers if isinstance(layer.channel, MLP)), None)
     if channel is not None:
         names = ("mlp_width", *MLP_SIZES)
         given = next((name for name in names if config.value_of(name) is not None), "hidden_size")
@@ -95,6 +95,11 @@ def _of_layers(resolved: Resolved) -> Iterator[Problem]:
         remedy = f"set mlp-width: {next_aligned(channel.width, ranks=ranks)}"
         remedy += f" instead of {given.replace('_', '-')}" if given in MLP_SIZES else ""
         yield from _note(given, gives, channel.width // ranks, remedy, ranks=ranks)
+    experts = next((layer.channel for layer in model.layers if isinstance(layer.channel, Experts)), None)
+    if experts is not None:
+        remedy = f"set moe-expert-width: {next_aligned(experts.width, ranks=ranks)}"
+        gives = f"gives experts of width {experts.width:,}"
+        yield from _note("moe_num_experts", gives, experts.width // ranks, remedy, ranks=ranks)
     if gates or (attention is not None and keeps_scores(attention, resolved.run)):
         gives = f"is the width of {'the matrices over positions' if gates else 'attention scores'}"
         remedy = f"set seq-length: {max(ALIGNED, length // ALIGNED * ALIGNED)}"

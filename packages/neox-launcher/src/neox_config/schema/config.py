@@ -20,6 +20,7 @@ from neox_config.schema.sections.checkpoint import CheckpointSection
 from neox_config.schema.sections.data import DataSection
 from neox_config.schema.sections.elasticity import ElasticitySection
 from neox_config.schema.sections.engine import EngineSection
+from neox_config.schema.sections.experts import ExpertsSection
 from neox_config.schema.sections.generation import GenerationSection
 from neox_config.schema.sections.launch import LaunchSection
 from neox_config.schema.sections.logging import LoggingSection
@@ -62,6 +63,7 @@ class NeoXConfig(BaseModel):
     model: ModelSection
     mup: MupSection
     attention: AttentionSection
+    experts: ExpertsSection
     objective: ObjectiveSection
     adapters: AdaptersSection
     precision: PrecisionSection

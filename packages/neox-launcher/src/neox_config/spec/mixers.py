@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from neox_config.derive.attention_layers import has_qkv_bias
+from neox_config.derive.experts import expert_scores, expert_width
 from neox_config.derive.objective import sees_later_tokens
 from neox_config.derive.widths import head_width, mlp_width
 from neox_config.facts.activations import ACTIVATION_FACTS
@@ -16,7 +17,7 @@ from neox_config.spec.patterns import Pattern, Window, read_pattern
 from neox_config.spec.positions import AttentionPosition, read_position
 from neox_config.spec.values import of
 
-__all__ = ["MLP", "Attention", "Mixer", "SpatialMLP", "read_mixer"]
+__all__ = ["MLP", "Attention", "Experts", "Mixer", "SpatialMLP", "read_mixer"]
 
 Settings = dict[str, Any]
 
@@ -214,7 +215,7 @@ class MLP:
     @property
     def is_gated(self) -> bool:
         """True if there is a second input projection, whose output is activated and multiplied."""
-        return ACTIVATION_FACTS[self.activation.replace("gelu_tanh", "gelu")].is_gated
+        return _is_gated(self.activation)
 
     @property
     def is_plain(self) -> bool:
@@ -245,6 +246,87 @@ class MLP:
         return settings if self.is_plain else settings | names
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """A router, and feed-forward blocks without biases, of which each token passes a few.
+
+    Args:
+        number: experts of the layer.
+        chosen: experts of a token.
+        width: width of each input projection of an expert.
+        activation: as in `MLP`.
+        scores: the function of the router's logits; of the results the largest are chosen.
+        normalized: the weights of a token's experts are divided by their sum.
+        has_bias: a number per expert, which is no weight, is added to the scores for the choice alone.
+        shared_width: width of each input projection of an expert for all tokens; 0: there is none.
+        shared_gate: the output of that is multiplied by the sigmoid of a projection of the input.
+    """
+
+    number: int = of("moe_num_experts")
+    chosen: int = of("moe_top_k")
+    width: int = of("moe_expert_width", "intermediate_size")
+    activation: str = of("activation", "openai_gelu")
+    scores: str = of("moe_scores", "moe_router_type")
+    normalized: bool = of("moe_normalize_weights")
+    has_bias: bool = of("moe_expert_bias")
+    shared_width: int = of("moe_shared_width")
+    shared_gate: bool = of("moe_shared_gate")
+
+    @property
+    def is_gated(self) -> bool:
+        """True if an expert has a second input projection, whose output is activated and multiplied."""
+        return _is_gated(self.activation)
+
+    @property
+    def shared(self) -> MLP | None:
+        """The expert for all tokens; None if there is none."""
+        if not self.shared_width:
+            return None
+        return MLP(
+            width=self.shared_width,
+            activation=self.activation,
+            bias=False,
+            limit=None,
+            alpha=1.0,
+            up_offset=0.0,
+        )
+
+    @classmethod
+    def read(cls, config: NeoXConfig) -> Self:
+        """Return the experts of the layers that have them."""
+        given = config.experts
+        return cls(
+            number=given.moe_num_experts,
+            chosen=given.moe_top_k,
+            width=expert_width(config),
+            activation=_activation(config.model),
+            scores=expert_scores(config),
+            normalized=given.moe_normalize_weights,
+            has_bias=given.moe_expert_bias,
+            shared_width=given.moe_shared_width,
+            shared_gate=given.moe_shared_gate and given.moe_shared_width > 0,
+        )
+
+    def settings(self) -> Settings:
+        """Return the parameters that give it, apart from the layers."""
+        settings: Settings = {
+            "moe-num-experts": self.number,
+            "moe-top-k": self.chosen,
+            "moe-expert-width": self.width,
+            "moe-scores": self.scores,
+            **_settings_of_activation(self.activation),
+        }
+        others = {
+            # What sinkhorn does not have.
+            "moe-router-type": "topk" if self.has_bias else None,
+            "moe-normalize-weights": self.normalized,
+            "moe-expert-bias": self.has_bias,
+            "moe-shared-width": self.shared_width,
+            "moe-shared-gate": self.shared_gate,
+        }
+        return settings | {name: value for name, value in others.items() if value}
+
+
 Mixer = Attention | SpatialMLP
 
 # Attention type -> class; those that are not here are attention over heads.
@@ -260,6 +342,10 @@ def _qk_norm(section: AttentionSection) -> Literal["head", "width", "shared"] | 
     if section.use_qk_layernorm:
         return "shared"
     return None if section.qk_norm == "none" else section.qk_norm
+
+
+def _is_gated(activation: str) -> bool:
+    return ACTIVATION_FACTS[activation.replace("gelu_tanh", "gelu")].is_gated
 
 
 def _activation(model: ModelSection) -> str:

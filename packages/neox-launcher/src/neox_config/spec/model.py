@@ -9,7 +9,7 @@ from typing import Literal
 
 from neox_config.facts.norms import NORM_FACTS
 from neox_config.facts.vocabulary import pad_vocabulary
-from neox_config.spec.mixers import MLP, Attention, Mixer, SpatialMLP
+from neox_config.spec.mixers import MLP, Attention, Experts, Mixer, SpatialMLP
 from neox_config.spec.patterns import Blocks, Pattern, Window
 from neox_config.spec.positions import AddedPosition, Alibi, Learned, Rotary, Rpe, Sinusoidal
 from neox_config.spec.values import of
@@ -21,6 +21,7 @@ __all__ = [
     "Attention",
     "Blocks",
     "Embedding",
+    "Experts",
     "Layer",
     "Learned",
     "Mixer",
@@ -79,7 +80,7 @@ class Layer:
     """
 
     mixer: Mixer = of("attention_config")
-    channel: MLP | None = of("attention_config")
+    channel: MLP | Experts | None = of("moe_num_experts", "moe_layers", "attention_config")
     norm: Norm = of("norm")
     norm_placement: Literal["before", "after", "both"] = of("norm_placement", default="before")
     residual: Literal["serial", "parallel"] = of("gpt_j_residual")

@@ -2,13 +2,14 @@
 
 from neox_config.derive.adapters import adapted_matrices
 from neox_config.derive.attention_layers import attention_names, of_kind
+from neox_config.derive.experts import expert_layers
 from neox_config.derive.layer_sharing import weight_owners
 from neox_config.derive.objective import is_retrieval
 from neox_config.facts.attention import GMLP_TYPES
 from neox_config.facts.norms import NORM_FACTS
 from neox_config.schema.config import NeoXConfig
 from neox_config.schema.sections.model import ModelSection
-from neox_config.spec.mixers import MLP, read_mixer
+from neox_config.spec.mixers import MLP, Experts, read_mixer
 from neox_config.spec.model import Adapters, Embedding, Layer, ModelSpec, Norm, Retrieval, Vocabulary
 from neox_config.spec.mup import with_factors
 from neox_config.spec.positions import AddedPosition, read_position
@@ -22,7 +23,8 @@ def read_model(config: NeoXConfig) -> ModelSpec:
     configs = {kind: of_kind(config, kind) for kind in kinds}
     owners = weight_owners(model.num_layers, model.num_unique_layers, model.param_sharing_style)
     norm = _norm(model)
-    position, channel = read_position(config), MLP.read(config)
+    position, with_experts = read_position(config), expert_layers(config)
+    dense, experts = MLP.read(config), Experts.read(config)
     spec = ModelSpec(
         width=model.hidden_size,
         max_positions=model.max_position_embeddings,
@@ -35,7 +37,7 @@ def read_model(config: NeoXConfig) -> ModelSpec:
         layers=tuple(
             Layer(
                 mixer=read_mixer(configs[kind], kind, index),
-                channel=None if kind in GMLP_TYPES else channel,
+                channel=None if kind in GMLP_TYPES else experts if index in with_experts else dense,
                 norm=norm,
                 residual="parallel" if model.gpt_j_residual else "serial",
                 residual_after_norm=model.apply_residual_connection_post_layernorm,

@@ -107,6 +107,7 @@ def read_run(config: NeoXConfig, sizes: Sizes, model: ModelSpec) -> RunSpec:
         compression=config.compression.compression_training,
         compressible=tuple(compressible_matrices(config)) if compresses(config) else (),
         targets=config.objective,
+        experts=config.experts,
         multipliers=read_multipliers(config, model),
     )
 

@@ -32,7 +32,7 @@ __all__ = [
     "recorded_sections",
 ]
 
-MODEL_SECTIONS = ("model", "mup", "attention", "tokenizer")
+MODEL_SECTIONS = ("model", "mup", "attention", "experts", "tokenizer")
 """Sections of the configuration that determine the logits, and the tokenizer."""
 
 FORMER_WIDTH = "intermediate_size"

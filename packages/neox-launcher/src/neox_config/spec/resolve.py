@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 from neox_config.derive.elasticity import ElasticBatch, elastic_batch, elastic_devices
+from neox_config.derive.experts import inner_widths
 from neox_config.derive.pipeline import unsuitable_micro_batches
 from neox_config.derive.problems import refusal
 from neox_config.derive.widths import MLP_SIZES, mlp_width
@@ -278,9 +279,14 @@ def _indivisible_widths(config: NeoXConfig, model_parallel_size: int) -> Iterato
             f"{cannot} (sequence-parallel)",
             f"use {multiple or model_parallel_size}, or set sequence-parallel: false",
         )
-    width = mlp_width(config)
-    if width % model_parallel_size:
+    for name, width in inner_widths(config).items():
+        if not width % model_parallel_size:
+            continue
         multiple = next_aligned(width, ranks=model_parallel_size)
+        if name != "mlp_width":
+            remedy = f"set {name.replace('_', '-')}: {multiple}, or use another model-parallel-size"
+            yield Problem(name, cannot, remedy, value=f"{width}")
+            continue
         given = next((name for name in MLP_SIZES if config.value_of(name) is not None), None)
         gives = "" if given is None else f"gives an MLP width of {width:,}, which "
         instead = "" if given is None else f" instead of {given.replace('_', '-')}"

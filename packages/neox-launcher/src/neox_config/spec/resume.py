@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from neox_config.derive.attention_layers import has_qkv_bias, of_kind, sliding_window, types_in
+from neox_config.derive.experts import expert_layers, expert_scores, has_experts, inner_widths
 from neox_config.derive.learning_rate import (
     decays_of_wsd,
     learning_rate_curve,
@@ -25,7 +26,6 @@ from neox_config.derive.learning_rate import (
 )
 from neox_config.derive.optimizer_arguments import optimizer_facts, own_arguments, refused_parameters
 from neox_config.derive.unused import is_in_use
-from neox_config.derive.widths import mlp_width
 from neox_config.errors import ConfigError
 from neox_config.facts.attention import ATTENTION_FACTS, BIASED_SCORES, attention_type
 from neox_config.facts.optimizers import ARGUMENT_LIMITS, OPTIMIZER_FACTS
@@ -81,7 +81,7 @@ _BY_ANOTHER = frozenset(
     openai_gelu bias_gelu_fusion intermediate_size expansion_factor mlp_multiple_of param_sharing_style
     make_vocab_size_divisible_by vocab_file merge_file sparsity_config.global_block_end_indices fp16.enabled
     bf16.enabled weight_decay lr_decay_fraction lr_wsd_decay_fraction decay_lr_to warmup_iters train_epochs
-    train_micro_batch_size_per_gpu gradient_accumulation_steps
+    train_micro_batch_size_per_gpu gradient_accumulation_steps moe_expert_interval
     """.split()
 )
 # Null stands for a value that follows from others.
@@ -89,7 +89,8 @@ _FOLLOWS = frozenset(
     """
     vocab_file attention_config lr_decay_iters lr_wsd_decay_iters max_position_embeddings mlp_width
     num_kv_heads num_unique_layers optimizer.params.lr precision rotary_scaling.attention_factor
-    rotary_scaling.original_max_position_embeddings train_batch_size use_bias_in_qkv
+    rotary_scaling.original_max_position_embeddings train_batch_size use_bias_in_qkv moe_layers
+    moe_expert_width moe_scores
     """.split()
 ) | {f"{_SCHEDULER}{name}" for name in SchedulerParams.model_fields}
 
@@ -394,7 +395,7 @@ def _optimizer_arguments(config: NeoXConfig) -> dict[str, Any]:
 
 def _of_model(resolved: Resolved) -> dict[str, Any]:
     """Return the values of the model that are not as given, and those of several parameters together."""
-    config, model = resolved.config, resolved.model
+    config, model, widths = resolved.config, resolved.model, inner_widths(resolved.config)
     section, attention, sparsity = config.model, config.attention, config.attention.sparsity_config
     kinds = {layer.mixer.kind: layer.mixer for layer in model.layers}
     used = {name for kind in kinds for name in ATTENTION_FACTS[attention_type(kind)].settings}
@@ -432,7 +433,10 @@ def _of_model(resolved: Resolved) -> dict[str, Any]:
             if kind in attention.attention_kinds
             for name, value in _of_kind(of_kind(config, kind)).items()
         },
-        "mlp_width": mlp_width(config),
+        "mlp_width": widths.get("mlp_width", _UNUSED),
+        "moe_expert_width": widths.get("moe_expert_width", _UNUSED),
+        "moe_layers": sorted(expert_layers(config)) or _UNUSED,
+        "moe_scores": expert_scores(config) if has_experts(config) else _UNUSED,
         "embedding_scale": model.embedding.scale,
         "logit_scale": model.head.scale if isinstance(model.head, Vocabulary) else _UNUSED,
         # Null if every sample fits into it.

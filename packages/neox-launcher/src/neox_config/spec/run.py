@@ -7,6 +7,7 @@ from typing import Literal
 from neox_config.extras.compression.fields import CompressionTraining
 from neox_config.facts.engines import Capability, EngineName, averages_early
 from neox_config.facts.pipeline_schedules import SCHEDULES, Placement, ScheduleName
+from neox_config.schema.sections.experts import ExpertsSection
 from neox_config.schema.sections.objective import ObjectiveSection
 from neox_config.spec.values import of
 
@@ -332,6 +333,7 @@ class RunSpec:
         compression: how matrices are quantized and pruned; all parts may be disabled.
         compressible: logical names of the matrices that this can change; none if all parts are disabled.
         targets: settings of what is predicted, and of the terms of the loss, as they were given.
+        experts: settings of experts; those that determine no logits are read here.
     """
 
     layout: Layout
@@ -347,6 +349,7 @@ class RunSpec:
     compression: CompressionTraining = of("compression_training")
     compressible: tuple[str, ...] = of("compression_training")
     targets: ObjectiveSection = of("objective")
+    experts: ExpertsSection = of("moe_router_type")
     multipliers: Mapping[str, Multipliers] = of("use_mup", default_factory=dict, hash=False)
 
     @property

@@ -8,6 +8,7 @@ from neox_config.facts.attention import ATTENTION_FACTS, attention_type
 from neox_config.facts.norms import NORM_FACTS
 from neox_config.spec.model import (
     Attention,
+    Experts,
     Layer,
     ModelSpec,
     Retrieval,
@@ -75,6 +76,7 @@ def settings_of(spec: ModelSpec) -> Settings:
             "lora-alpha": spec.adapters.alpha,
             "lora-target-modules": list(spec.adapters.matrices),
         }
+    settings |= _layers_with_experts(spec.layers)
     settings |= _owners(spec.layers) | _patterns(spec.layers, is_encoder=spec.is_encoder)
     settings["make-vocab-size-divisible-by"] = spec.embedding.multiple
     return {name: settings[name] for name in dict.fromkeys((*_FIRST, *settings)) if name in settings}
@@ -140,6 +142,16 @@ def _owners(layers: Sequence[Layer]) -> Settings:
         "num-unique-layers": unique,
         "param-sharing-style": "grouped" if owners == grouped else "spaced",
     }
+
+
+def _layers_with_experts(layers: Sequence[Layer]) -> Settings:
+    found = [index for index, layer in enumerate(layers) if isinstance(layer.channel, Experts)]
+    if len(found) in (0, len(layers)):
+        return {}
+    interval = found[1] if len(found) > 1 else len(layers)
+    if found == list(range(0, len(layers), interval)):
+        return {"moe-expert-interval": interval}
+    return {"moe-layers": found}
 
 
 def _patterns(layers: Sequence[Layer], *, is_encoder: bool) -> Settings:

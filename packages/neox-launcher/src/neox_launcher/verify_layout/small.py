@@ -13,6 +13,7 @@ from typing import Any
 from neox_config import NeoXConfig, Text, load_config
 from neox_config.derive.attention_layers import attention_names, types_in
 from neox_config.derive.engine import chosen_engine
+from neox_config.derive.experts import expert_width, has_experts
 from neox_config.derive.optimizer_arguments import optimizer_facts
 from neox_config.derive.pipeline import chunks_per_stage
 from neox_config.derive.widths import mlp_width
@@ -155,10 +156,27 @@ def _widths(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
     return {
         "mlp_width": next_aligned(inner, ranks=sizes.tensor),
         **dict.fromkeys(("intermediate_size", "expansion_factor", "mlp_multiple_of")),
+        **_experts(config, sizes, width),
         "gmlp_attn_dim": None if config.model.gmlp_attn_dim is None else 8,
         "ict_head_size": None if config.objective.ict_head_size is None else 16,
         "make_vocab_size_divisible_by": 1,
         "lora_rank": min(config.adapters.lora_rank, 4) or None,
+    }
+
+
+def _experts(config: NeoXConfig, sizes: Sizes, width: int) -> dict[str, Any]:
+    """Keep up to 8 experts, and the ratio of their widths to the channels between layers."""
+    given, whole = config.experts, config.model.hidden_size
+    if not has_experts(config):
+        return {}
+    inner = max(1, round(expert_width(config) * width / whole))
+    shared = max(1, round(given.moe_shared_width * width / whole)) if given.moe_shared_width else 0
+    number = min(given.moe_num_experts, 8)
+    return {
+        "moe_num_experts": number,
+        "moe_top_k": min(given.moe_top_k, number // 2),
+        "moe_expert_width": next_aligned(inner, ranks=sizes.tensor),
+        "moe_shared_width": next_aligned(shared, ranks=sizes.tensor) if shared else 0,
     }
 
 
@@ -167,7 +185,9 @@ def _layers(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
     model = config.model
     kinds = _period(attention_names(config))
     chunks = sizes.stages * chunks_per_stage(config)
-    least = max(2, chunks, len(kinds))
+    interval = config.experts.moe_expert_interval
+    few = config.experts.moe_layers is not None or 1 < interval < model.num_layers
+    least = max(2, chunks, len(kinds), 4 if few else 0)
     unique = None if model.num_unique_layers is None else min(model.num_unique_layers, least)
     if unique is not None:
         least = -(-max(least, 2 * unique) // unique) * unique
@@ -177,6 +197,8 @@ def _layers(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
     return {
         "num_layers": least,
         "num_unique_layers": unique,
+        # Every second layer has experts, on each stage if there are layers enough.
+        **({"moe_layers": None, "moe_expert_interval": 2} if few else {}),
         "attention_config": None if config.attention.attention_config is None else pattern,
     }
 

@@ -83,7 +83,7 @@ def test_words_find_parameters_or_a_sentence(words, expected):
 def test_names_of_gpt_neox_that_are_refused_get_the_reason():
     for name, found in answers("features").items():
         assert explain(name) == f"{name} {found.sentence}; {found.remedy}"
-    assert shows(explain("moe"), "mixture-of-experts", "(MoE)")
+    assert shows(explain("mixture of experts"), "moe_num_experts")
 
 
 def test_every_name_is_answered_by_itself():

@@ -46,7 +46,6 @@ TOGETHER = {
 # File -> the one reason why it is refused.
 REFUSED = {
     "1-3B-transformer-engine.yml": "it requires TransformerEngine",
-    "125M-dmoe.yml": "it requires mixture-of-experts layers (MoE)",
     "bnb_125M.yml": "it requires the optimizers of bitsandbytes",
     **{
         f"mamba/mamba-{size}.yml": "it requires Mamba layers"

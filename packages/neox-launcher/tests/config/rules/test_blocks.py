@@ -53,6 +53,9 @@ EXAMPLES = {
     "compression_groups_are_disjoint": (
         f"{COMPRESSION}.weight_quantization.different_groups.wq2.modules=['*']",
         f"{COMPRESSION}.weight_quantization.different_groups.wq2.modules", []),
+    "experts_are_not_compressed": (
+        ["moe_num_experts=4", f"{COMPRESSION}.layer_reduction.enabled=false", "data_efficiency.enabled=false",
+         "eigenvalue.enabled=false"], "compression_training", []),
     "compressed_layers_are_plain": (
         ["lora_rank=2", "lora_base=x", f"{COMPRESSION}.layer_reduction.enabled=false"], "lora_rank", []),
     "compression_has_whole_weights": (

@@ -41,6 +41,8 @@ MODEL = set(
     apply_query_key_layer_scaling tokenizer_type vocab_file merge_file
     head_dim attention_scale attention_softcap attention_sinks attention_gate
     lora_rank lora_alpha lora_target_modules
+    moe_num_experts moe_top_k moe_expert_interval moe_layers moe_expert_width moe_scores
+    moe_normalize_weights moe_shared_width moe_shared_gate moe_expert_bias
     ict_head_size ict_shared_towers
     objective rpe_causal sparsity_config.attention sparsity_config.horizontal_global_attention
     """.split()
@@ -48,6 +50,7 @@ MODEL = set(
 # Reviewed: each of these makes other updates of the same weights.
 TRAINING = set(
     """
+    moe_router_type moe_jitter_eps moe_balance_loss moe_router_z_loss moe_expert_bias_rate
     z_loss seq_length hidden_dropout attention_dropout precision fp16.enabled fp16.loss_scale
     fp16.initial_scale_power fp16.loss_scale_window fp16.hysteresis fp16.consecutive_hysteresis
     fp16.min_loss_scale bf16.enabled amp.enabled amp.opt_level amp.dtype

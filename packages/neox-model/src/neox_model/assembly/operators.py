@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from neox_config.facts.norms import NORM_FACTS
-from neox_config.spec.model import MLP, Attention, ModelSpec, Retrieval, Rotary
+from neox_config.spec.model import MLP, Attention, Experts, ModelSpec, Retrieval, Rotary
 from neox_config.spec.run import Fusion, Fusions, RunSpec
 from neox_kernels import (
     KernelUnavailable,
@@ -41,6 +41,7 @@ from neox_kernels.operator import MakeExample
 from neox_model.assembly.choices import DTYPES, all_ranks_agree
 from neox_model.assembly.compiler_cache import private_compiler_cache
 from neox_model.layers.attention.dense import hidden_keys
+from neox_model.layers.experts import grouped_product
 from neox_model.parallel.cross_entropy import LossOperator, chunk_rows_on
 from neox_model.parallel.groups import Groups
 
@@ -72,6 +73,7 @@ class Operators:
         norm_of_sum: (x, residual, weight, bias, epsilon) -> their sum, and that normalized; None also if no
             layer normalizes such a sum, or adds dropout to it.
         norm_with_input: `norm` in a form that returns x too, and adds its gradient in the backward pass.
+        expert_product: see `neox_model.layers.experts`; None: a loop over experts.
         flex_unusable: why FlexAttention cannot be used; None if it can.
     """
 
@@ -85,6 +87,7 @@ class Operators:
     norm: Callable[..., Tensor] | None = None
     norm_of_sum: Callable[..., tuple[Tensor, Tensor]] | None = None
     norm_with_input: Callable[..., tuple[Tensor, Tensor]] | None = None
+    expert_product: Function | None = None
     flex_unusable: str | None = None
 
 
@@ -131,10 +134,29 @@ def choose_operators(
             found,
             **_of_attention(attention, run, chooser, tokens, ranks, is_encoder=spec.is_encoder),
         )
-    channel = next((layer.channel for layer in spec.layers if layer.channel is not None), None)
+    channel = next((layer.channel for layer in spec.layers if isinstance(layer.channel, MLP)), None)
     if channel is not None:
         found = replace(found, **_of_channel(channel, fusions, chooser, tokens, ranks))
+    experts = next((layer.channel for layer in spec.layers if isinstance(layer.channel, Experts)), None)
+    if experts is not None:
+        why_not = _why_not_grouped(spec.width, experts.width // ranks, chooser)
+        logger.info("experts: %s", why_not or "products of all experts are one operator (grouped_mm)")
+        found = replace(found, expert_product=None if why_not else grouped_product)
     return found
+
+
+def _why_not_grouped(width: int, inner: int, chooser: "_Chooser") -> str | None:
+    """Return why the products of experts are computed one after the other; None if they are not."""
+    dtypes = (torch.bfloat16,) if chooser.device.type == "cuda" else (torch.bfloat16, torch.float32)
+    loop, unit = "products are computed in a loop over experts, because", 16 // chooser.dtype.itemsize
+    if not chooser.has_one_dtype:
+        return f"{loop} grouped_mm does not know autocast"
+    if chooser.dtype not in dtypes:
+        usable = " or ".join(str(each).removeprefix("torch.") for each in dtypes)
+        return f"{loop} grouped_mm requires {usable} on this device"
+    if width % unit or inner % unit:
+        return f"{loop} grouped_mm requires widths of a multiple of 16 bytes: set multiples of {unit}"
+    return None
 
 
 def _of_attention(

@@ -18,6 +18,7 @@ from neox_model.errors import LayoutError
 from neox_model.initialization import build_init_method, multiplied
 from neox_model.layers.activations import ACTIVATIONS, GATED_ACTIVATIONS, clamped_swiglu
 from neox_model.layers.attention import DocumentMasks
+from neox_model.layers.experts import Balance, Experts, Router
 from neox_model.layers.mlp import MLP, GatedMLP
 from neox_model.layers.positions import RotaryTables
 from neox_model.layers.residual_layer import add_dropped
@@ -135,7 +136,9 @@ def build_layer(
             tables=tables,
             gate_init=build_init(run, "gate"),
         ),
-        "mlp": _mlp(layer.channel, spec.width, run, {**inits("up", "down"), "adapters": adapters}, operators),
+        "mlp": CHANNELS[type(layer.channel)](
+            layer.channel, spec.width, run, {**inits("up", "down"), "adapters": adapters}, operators
+        ),
         "parallel_residual": layer.residual == "parallel",
         "shares_norm": layer.shares_norm,
         "adds_in_norm": operators.norm_of_sum is not None,
@@ -144,16 +147,8 @@ def build_layer(
     return resolve_name(_DROPS_TOKENS) if drops_tokens else TransformerLayer, shared | options
 
 
-def _mlp(
-    channel: kinds.MLP | None, width: int, run: RunSpec, inits: Options, operators: Operators
-) -> Factory:
-    group: Group = inits["group"]
-    assert channel is not None, "attention does not mix channels"
-    if channel.width % group.size:
-        raise LayoutError(
-            f"the MLP width of {channel.width:,} cannot be split over {group.size} tensor-parallel ranks; "
-            f"set mlp-width to a multiple of {group.size}"
-        )
+def _mlp(channel: kinds.MLP, width: int, run: RunSpec, inits: Options, operators: Operators) -> Factory:
+    _check_width(channel.width, "MLP", "mlp-width", inits["group"])
     options = {
         **inits,
         "bias": channel.bias,
@@ -174,6 +169,64 @@ def _mlp(
         return partial(GatedMLP, width, channel.width, **options)
     options["bias_activation"] = operators.bias_gelu
     return partial(MLP, width, channel.width, **options)
+
+
+def _experts(
+    channel: kinds.Experts, width: int, run: RunSpec, inits: Options, operators: Operators
+) -> Factory:
+    """Return the factory of experts; a rule refuses adapters of their matrices."""
+    group, given, shared = inits["group"], run.experts, None
+    _check_width(channel.width, "experts'", "moe-expert-width", group)
+    balance = Balance(
+        sinkhorn=given.moe_router_type == "sinkhorn",
+        jitter=given.moe_jitter_eps,
+        loss=given.moe_balance_loss,
+        z_loss=given.moe_router_z_loss,
+        accumulation=run.batch.accumulation,
+    )
+    if channel.shared is not None:
+        _check_width(channel.shared_width, "shared expert's", "moe-shared-width", group)
+        # Its rank's part of the sum is added to that of the others, by torch's operators.
+        plain = replace(operators, bias_dropout_add=None, bias_gelu=None)
+        shared = _mlp(channel.shared, width, run, {**inits, "adapters": {}}, plain)
+    router = partial(
+        Router,
+        width,
+        channel.number,
+        chosen=channel.chosen,
+        scores=channel.scores,
+        normalized=channel.normalized,
+        has_bias=channel.has_bias,
+        balance=balance,
+        init=inits["init"],
+        group=group,
+    )
+    return partial(
+        Experts,
+        width,
+        channel.width,
+        router=router,
+        activation=build_activation(channel.activation),
+        is_gated=channel.is_gated,
+        product=operators.expert_product,
+        shared=shared,
+        has_shared_gate=channel.shared_gate,
+        init=inits["init"],
+        output_init=inits["output_init"],
+        group=group,
+    )
+
+
+def _check_width(width: int, whose: str, name: str, group: Group) -> None:
+    if width % group.size:
+        raise LayoutError(
+            f"the {whose} width of {width:,} cannot be split over {group.size} tensor-parallel ranks; "
+            f"set {name} to a multiple of {group.size}"
+        )
+
+
+# Class of a channel mixer -> function that returns a factory of its module.
+CHANNELS: Mapping[type[Any], Callable[..., Factory]] = {kinds.MLP: _mlp, kinds.Experts: _experts}
 
 
 def build_activation(name: str) -> Callable[[Tensor], Tensor]:

@@ -365,7 +365,8 @@ def check_model_states(states: Sequence[LogicalState], manifest: Manifest, reade
         record = manifest.tensors.get(_read_name(state, reader))
         if record is None:
             raise CheckpointError(
-                f"the checkpoint does not contain {state.name}, because compression_training or eigenvalue "
+                f"the checkpoint does not contain {state.name}, because compression_training, "
+                "moe_expert_bias or eigenvalue "
                 "had other values when it was saved; set finetune: true to start from its weights"
             )
         if record.shape != state.shape:

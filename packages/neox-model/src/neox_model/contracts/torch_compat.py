@@ -177,6 +177,17 @@ def operations_of_attention_on_a_cpu_are_counted() -> None:
     expect((forward, counter.get_total_flops()), (2 * scores * 16, 2 * scores * (16 + 40)))
 
 
+def operations_of_products_of_groups_are_counted() -> None:
+    """Check torch.ops.aten._grouped_mm, which nn.functional.grouped_mm calls, also in its backward pass."""
+    rows = torch.randn(20, 16, requires_grad=True)
+    weight = torch.randn(3, 16, 24, requires_grad=True)
+    ends = torch.tensor([3, 3, 20], dtype=torch.int32)
+    with FlopCounterMode(display=False, custom_mapping=torch_compat.EXPERT_FLOPS) as counter:
+        output = nn.functional.grouped_mm(rows, weight, offs=ends)
+        output.backward(torch.ones_like(output))
+    expect(counter.get_total_flops(), 3 * 2 * 20 * 16 * 24)
+
+
 def every_collective_has_a_method_of_process_groups() -> None:
     """Check ProcessGroup._allgather_base, ._reduce_scatter_base and their successors, ._start_coalescing."""
     methods = vars(ProcessGroup)

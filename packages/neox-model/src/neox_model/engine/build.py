@@ -10,6 +10,7 @@ from neox_config.spec.update import UpdateSpec
 from neox_model.assembly.engines import engine_module
 from neox_model.engine.contract import Engine, ForwardEngine
 from neox_model.engine.mean_loss import PlainForward
+from neox_model.layers.experts import Router
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import Groups
 
@@ -52,6 +53,9 @@ def build_engine(
         groups: this rank's process groups.
     """
     engine: Engine = engine_module(run).build(run, update, model, optimizer, schedule, groups=groups)
+    for module in model.modules():
+        if isinstance(module, Router):
+            module.loss_scale = lambda: engine.update.loss_scale
     return engine
 
 

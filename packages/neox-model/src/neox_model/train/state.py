@@ -30,6 +30,9 @@ class StepReport:
         spike_limit: limit above which the loss is a spike; None if losses are not compared.
         spiked: True if the loss is a spike.
         z_loss: the same mean of the term of `z_loss`; None without.
+        expert_load: tokens of the expert with the most, divided by the mean; mean over layers; None without
+            experts.
+        expert_entropy: entropy of the experts' shares of the tokens, divided by its largest value; likewise.
     """
 
     loss: Tensor | None
@@ -40,6 +43,8 @@ class StepReport:
     spike_limit: Tensor | None = None
     spiked: Tensor | bool = False
     z_loss: Tensor | None = None
+    expert_load: Tensor | None = None
+    expert_entropy: Tensor | None = None
 
 
 @dataclass(kw_only=True)

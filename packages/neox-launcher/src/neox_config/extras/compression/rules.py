@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from neox_config.derive.attention_layers import types_in
 from neox_config.derive.engine import chosen_engine, uses_pipeline
+from neox_config.derive.experts import has_experts
 from neox_config.derive.pipeline import splits_backward
 from neox_config.derive.recomputation import recomputes_gated_product
 from neox_config.extras.compression.facts import (
@@ -451,3 +452,10 @@ def students_are_whole_models(c: NeoXConfig) -> Iterator[Problem]:
         if is_set:
             what = f"cannot be combined with layer_reduction.distill: {why}"
             yield Problem(name, what, "change it, or set distill.enabled: false")
+
+
+def experts_are_not_compressed(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse to quantize or prune models with experts."""
+    if compresses(c) and has_experts(c):
+        what = "quantizes and prunes matrices of feed-forward blocks, which experts do not have"
+        yield Problem("compression_training", what, "remove it, or set moe-num-experts: 1")

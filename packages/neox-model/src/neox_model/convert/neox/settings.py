@@ -20,7 +20,7 @@ from neox_config.problems import in_words
 from neox_config.schema.config import sections
 from neox_config.schema.sections.attention import AttentionSection
 from neox_config.schema.sections.model import ModelSection
-from neox_config.spec.model import Attention, ModelSpec, Rotary
+from neox_config.spec.model import MLP, Attention, Experts, ModelSpec, Rotary
 from neox_config.spec.recorded import MODEL_SECTIONS, model_of
 from neox_config.spec.resume import flat_values
 from neox_config.spec.values import flat, parameters_of
@@ -186,9 +186,11 @@ def _refuse_options(files: NeoXFiles, section: AttentionSection, model: ModelSpe
         for path, neutral in _WITHOUT.items()
         if values.get(path, neutral) != neutral
     ]
+    if any(isinstance(layer.channel, Experts) for layer in layers):
+        refused.append("moe-num-experts, whose matrices are divided in another way there")
     if section.attention_kinds:
         refused.append("attention-kinds, which GPT-NeoX does not have")
-    if first.residual == "parallel" and first.channel is not None and not first.channel.bias:
+    if first.residual == "parallel" and isinstance(first.channel, MLP) and not first.channel.bias:
         refused.append("gpt-j-residual and use-bias-in-mlp: false, where GPT-NeoX leaves out attention")
     if first.norm_placement != "before" or first.norm.zero_centered:
         refused.append("norm-placement or norm-zero-centered, which GPT-NeoX does not have")

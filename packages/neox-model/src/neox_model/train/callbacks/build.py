@@ -6,6 +6,7 @@ from pkgutil import resolve_name
 from neox_model.train.callbacks.average import WeightAverage
 from neox_model.train.callbacks.checkpoint import CheckpointCallback, UploadCallback
 from neox_model.train.callbacks.evaluate import EvaluateCallback, ReserveCallback
+from neox_model.train.callbacks.experts import ExpertBalance
 from neox_model.train.callbacks.flops_profile import FlopsCallback
 from neox_model.train.callbacks.forward_check import ForwardCheck
 from neox_model.train.callbacks.guard import NonfiniteGuard
@@ -48,6 +49,7 @@ _CALLBACKS: tuple[Build, ...] = (
         lambda run: run.config.engine.eigenvalue.enabled,
     ),
     ZLoss.from_run,
+    ExpertBalance.from_run,
     VaryingLengths.from_run,
     SpikeDetection.from_run,
     FlopsCallback.from_run,

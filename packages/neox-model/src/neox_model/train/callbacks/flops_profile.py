@@ -14,7 +14,7 @@ from neox_config.schema.sections.engine import FlopsProfiler
 from neox_model.assembly.compilation import dense_attention
 from neox_model.metrics.flops import FlopProfile, count_flops, profile_report
 from neox_model.parallel.control import gather_object
-from neox_model.torch_compat import CPU_ATTENTION_FLOPS
+from neox_model.torch_compat import CPU_ATTENTION_FLOPS, EXPERT_FLOPS
 from neox_model.train.data.batch import Batch
 from neox_model.train.run import Callback, Run
 from neox_model.train.state import StepReport
@@ -75,7 +75,7 @@ class FlopsCallback(Callback):
             count_flops(
                 model,
                 synchronize=torch.cuda.synchronize if on_gpu else lambda: None,
-                operators=CPU_ATTENTION_FLOPS,
+                operators=CPU_ATTENTION_FLOPS | EXPERT_FLOPS,
             ) as profile,
         ):
             report = step(batches)

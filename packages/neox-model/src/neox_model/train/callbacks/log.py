@@ -76,6 +76,8 @@ class LogCallback(Callback):
         metrics: dict[str, Tensor | float | None] = {
             "loss/train": report.loss,
             "loss/z_loss": report.z_loss,
+            "experts/load": report.expert_load,
+            "experts/entropy": report.expert_entropy,
             "optimizer/learning_rate": self._rate,
             "optimizer/momentum": self._momentum,
             "optimizer/grad_norm": report.grad_norm,

@@ -1,0 +1,374 @@
+"""Mixtures of experts against formulas, GPT-NeoX's router and transformers' models."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from neox_config.estimate import flops_per_token
+from neox_config.estimate.parameters import active_parameters, count_parameters
+from neox_model.assembly.model import build_model
+from neox_model.initialization import build_init_method, initialize_parameters
+from neox_model.layers.experts import (
+    Balance,
+    Experts,
+    Router,
+    grouped_product,
+    looped_product,
+    sinkhorn,
+)
+from neox_model.layers.mlp import GatedMLP
+from neox_model.parallel.groups import SINGLE_PROCESS
+from neox_model.parallel.logical import model_states, named_logical_parameters
+from support.settings import specs_from
+
+WIDTH, INNER, LENGTH, BATCH, NUMBER = 8, 12, 7, 3, 5
+NORMAL = build_init_method("normal", std=0.5, hidden_size=WIDTH, num_layers=2)
+
+
+def hidden(dtype: torch.dtype = torch.float64) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(LENGTH, BATCH, WIDTH, generator=generator).to(dtype)
+
+
+def experts(
+    *, chosen: int = 2, dtype: torch.dtype = torch.float64, router: Any = None, **options: Any
+) -> Experts:
+    given = {"chosen": chosen, "init": NORMAL, **(router or {})}
+    layer = Experts(
+        WIDTH,
+        INNER,
+        router=partial(Router, WIDTH, NUMBER, **given),
+        **{"activation": functional.gelu, "init": NORMAL, "output_init": NORMAL, **options},
+    )
+    initialize_parameters(layer, seed=1)
+    for parameter in layer.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return layer
+
+
+def formula(layer: Experts, hidden_SBD: Tensor, scores: Any, *, chosen: int, normalized: bool) -> Tensor:
+    """Each token by itself, with all experts, of which those that are not chosen have the weight 0."""
+    rows = []
+    for token in hidden_SBD.reshape(-1, WIDTH):
+        probabilities = scores(layer.router.weight @ token)
+        weights = torch.zeros(NUMBER, dtype=token.dtype)
+        best = probabilities.topk(chosen).indices
+        weights[best] = probabilities[best]
+        weights = weights / weights.sum() if normalized else weights
+        wide = torch.einsum("d,edf->ef", token, layer.up)
+        if layer.gate is None:
+            wide = functional.gelu(wide)
+        else:
+            wide = wide * functional.silu(torch.einsum("d,edf->ef", token, layer.gate))
+        rows.append(torch.einsum("e,ef,efd->d", weights, wide, layer.down))
+    return torch.stack(rows).view_as(hidden_SBD)
+
+
+@pytest.mark.parametrize("chosen", [1, 2, NUMBER])
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+@pytest.mark.parametrize(("is_gated", "normalized"), [(False, False), (True, True)])
+def test_a_layer_is_its_formula(*, chosen: int, scores: str, is_gated: bool, normalized: bool) -> None:
+    activation = functional.silu if is_gated else functional.gelu
+    router = {"scores": scores, "normalized": normalized}
+    layer = experts(chosen=chosen, router=router, activation=activation, is_gated=is_gated)
+    function = torch.sigmoid if scores == "sigmoid" else partial(torch.softmax, dim=-1)
+    found = {}
+    for name, compute in {
+        "layer": lambda inputs: layer(inputs)[0],
+        "formula": lambda inputs: formula(layer, inputs, function, chosen=chosen, normalized=normalized),
+    }.items():
+        layer.zero_grad()
+        inputs = hidden().requires_grad_()
+        output = compute(inputs)
+        output.square().sum().backward()
+        found[name] = [output, inputs.grad, *(each.grad.clone() for each in layer.parameters())]
+    for ours, theirs in zip(found["layer"], found["formula"], strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_the_shared_expert_is_added_times_its_gate() -> None:
+    shared = partial(
+        GatedMLP, WIDTH, INNER, activation=functional.silu, init=NORMAL, output_init=NORMAL, bias=False
+    )
+    layer = experts(shared=shared, has_shared_gate=True)
+    inputs = hidden()
+    whole = layer(inputs)[0]
+    gate, module = layer.shared_gate, layer.shared
+    layer.shared = None
+    expected = layer(inputs)[0] + module(inputs)[0] * torch.sigmoid(inputs @ gate.t())
+    torch.testing.assert_close(whole, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_grouped_product_is_the_loop_to_the_last_bit(dtype: torch.dtype) -> None:
+    """Forward and backward, with an expert without tokens, whose gradient is 0."""
+    counts = torch.tensor([3, 0, 9, 1, 7])
+    generator = torch.Generator().manual_seed(2)
+    rows = torch.randn(20, 16, generator=generator).to(dtype)
+    weight = torch.randn(NUMBER, 16, 24, generator=generator).to(dtype)
+    found = []
+    for product in (grouped_product, looped_product):
+        leaves = rows.clone().requires_grad_(), weight.clone().requires_grad_()
+        output = product(*leaves, counts)
+        # Expanded, as the gradient of a sum is.
+        output.sum().backward()
+        assert not leaves[1].grad[1].any()
+        found.append([output, *(leaf.grad for leaf in leaves)])
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_what_was_in_memory_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New memory that holds NaN, as the rows behind the last expert's would."""
+    layer = experts(dtype=torch.float32, product=grouped_product)
+    expected = layer(hidden(torch.float32))[0]
+    for name in ("empty", "empty_like"):
+        monkeypatch.setattr(torch, name, partial(poisoned, getattr(torch, name)))
+    assert torch.equal(layer(hidden(torch.float32))[0], expected)
+
+
+def poisoned(make: Any, *arguments: Any, **options: Any) -> Tensor:
+    found = make(*arguments, **options)
+    return found.fill_(float("nan")) if found.is_floating_point() else found
+
+
+def neox_sinkhorn(cost: Tensor) -> Tensor:
+    """GPT-NeoX's, with the break."""
+    cost = cost.exp()
+    d1, old = 1 / (cost.size(1) * cost.sum(0)), None
+    old = d1
+    for _ in range(3):
+        d0 = (1 / cost.size(0)) * 1 / ((d1 * cost).sum(1) + 1e-8)
+        d1 = (1 / cost.size(1)) * 1 / ((d0.unsqueeze(1) * cost).sum(0) + 1e-8)
+        error, old = (old - d1).abs().mean(), d1
+        if error < 1e-4:
+            break
+    return d1 * cost * d0.unsqueeze(1)
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-3, 1.0, 3.0])
+def test_sinkhorn_ends_where_that_of_gpt_neox_does(size: float) -> None:
+    logits = size * torch.randn(40, NUMBER, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    torch.testing.assert_close(sinkhorn(logits), neox_sinkhorn(logits))
+
+
+def test_sinkhorn_chooses_in_training_alone_and_gives_no_weights() -> None:
+    layer = experts(chosen=1, router={"scores": "sigmoid", "balance": Balance(sinkhorn=True)})
+    inputs = hidden()
+    logits = inputs.flatten(0, 1) @ layer.router.weight.t()
+    weights, chosen, counts = layer.router(inputs)
+    assert torch.equal(chosen, neox_sinkhorn(logits).topk(1).indices)
+    torch.testing.assert_close(weights, torch.sigmoid(logits).gather(1, chosen))
+    assert torch.equal(counts, chosen.flatten().bincount(minlength=NUMBER))
+    layer.eval()
+    evaluated = layer.router(inputs)[1]
+    assert torch.equal(evaluated, logits.topk(1).indices)
+    assert not torch.equal(evaluated, chosen)
+
+
+def balance_loss(logits_SBE: Tensor, chosen_SBK: Tensor, *, loss: float, z_loss: float) -> Tensor:
+    probabilities = logits_SBE.softmax(-1)
+    of_sequences = []
+    for row in range(BATCH):
+        load = chosen_SBK[:, row].flatten().bincount(minlength=NUMBER) * NUMBER / (2 * LENGTH)
+        of_sequences.append((load * probabilities[:, row].mean(0)).sum())
+    size = logits_SBE.exp().sum(-1).log().square().mean()
+    return loss * torch.stack(of_sequences).mean() + z_loss * size
+
+
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_gradients_of_balance_reach_the_router_once(*, recomputes: bool) -> None:
+    balance = Balance(loss=0.3, z_loss=0.2, accumulation=4)
+    layer = experts(router={"balance": balance})
+    layer.router.loss_scale = lambda: torch.tensor(8.0)
+    inputs = hidden().requires_grad_()
+
+    def run(inputs: Tensor) -> Tensor:
+        if recomputes:
+            return torch.utils.checkpoint.checkpoint(lambda x: layer(x)[0], inputs, use_reentrant=False)
+        return layer(inputs)[0]
+
+    run(inputs).square().sum().backward()
+    ours = inputs.grad, layer.router.weight.grad
+    assert int(layer.router.counts.sum()) == 2 * LENGTH * BATCH
+    layer.router.balance, inputs.grad, layer.router.weight.grad = Balance(), None, None
+    chosen = layer.router(inputs)[1].view(LENGTH, BATCH, 2)
+    extra = balance_loss(inputs @ layer.router.weight.t(), chosen, loss=0.3, z_loss=0.2)
+    (layer(inputs)[0].square().sum() + 8.0 / 4 * extra).backward()
+    for found, expected in zip(ours, (inputs.grad, layer.router.weight.grad), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_even_experts_have_a_loss_of_the_coefficient() -> None:
+    logits = torch.zeros(LENGTH * 5, BATCH, NUMBER)
+    chosen = torch.arange(LENGTH * 5).view(-1, 1, 1).expand(-1, BATCH, 1) % NUMBER
+    probabilities = logits.softmax(-1).mean(0)
+    load = torch.stack([chosen[:, row].flatten().bincount(minlength=NUMBER) for row in range(BATCH)])
+    assert (load * NUMBER / (LENGTH * 5) * probabilities).sum(-1).mean() == pytest.approx(1.0)
+
+
+def test_evaluation_counts_no_tokens_and_a_bias_changes_the_choice_alone() -> None:
+    layer = experts(router={"has_bias": True})
+    inputs = hidden()
+    with torch.no_grad():
+        _, chosen, _ = layer.router(inputs)
+    assert not layer.router.counts.any()
+    layer.router.bias[3] = 10.0
+    moved, others, _ = layer.router(inputs)
+    assert (others == 3).any(dim=1).all()
+    probabilities = (inputs.flatten(0, 1) @ layer.router.weight.t()).softmax(-1)
+    torch.testing.assert_close(moved, probabilities.gather(1, others))
+    assert not torch.equal(chosen, others)
+
+
+def test_a_bias_moves_towards_the_mean_and_is_centred() -> None:
+    router = experts(router={"has_bias": True}).router
+    router.move_bias(torch.tensor([10, 0, 4, 3, 3]), 0.5)
+    torch.testing.assert_close(router.bias, torch.tensor([-0.7, 0.3, -0.2, 0.3, 0.3]))
+    assert router.bias.sum().abs() < 1e-6
+    router.bias += 1e-5
+    moved = router.bias.clone()
+    assert torch.equal(router.bfloat16().bias, moved)
+
+
+def test_a_checkpoint_has_the_bias_of_each_layer_with_experts() -> None:
+    settings = {"moe_num_experts": 4, "moe_router_type": "topk", "moe_expert_bias": True, "moe_layers": [1]}
+    model = build_model(*specs_from(settings), SINGLE_PROCESS, vocab_size=11)
+    assert [(state.name, state.shape) for state in model_states(model)] == [
+        ("layers.1.mlp.router/bias", (4,))
+    ]
+
+
+def ours_like(theirs: nn.Module, config: Any, settings: dict[str, Any]) -> nn.Module:
+    """Our model with the weights of a model of transformers like Llama with experts."""
+    common = {
+        "num_layers": config.num_hidden_layers,
+        "hidden_size": config.hidden_size,
+        "num_attention_heads": config.num_attention_heads,
+        "num_kv_heads": config.num_key_value_heads,
+        "norm": "rmsnorm",
+        "rms_norm_epsilon": config.rms_norm_eps,
+        "pos_emb": "rotary",
+        "activation": "swiglu",
+        "use_bias_in_attn_linear": False,
+        "use_bias_in_mlp": False,
+        "no_weight_tying": True,
+        "moe_num_experts": getattr(config, "num_local_experts", None) or config.num_experts,
+        "moe_top_k": config.num_experts_per_tok,
+        "moe_router_type": "topk",
+    }
+    spec, run = specs_from(common | settings)
+    model = build_model(spec, run, SINGLE_PROCESS, vocab_size=config.vocab_size)
+    heads, state = config.num_attention_heads, theirs.state_dict()
+    ours = dict(named_logical_parameters(model))
+    copies = {
+        "embedding.word_embeddings.weight": state["model.embed_tokens.weight"],
+        "final_norm.weight": state["model.norm.weight"],
+        "lm_head.weight": state["lm_head.weight"],
+    }
+    for index in range(config.num_hidden_layers):
+        there, here = f"model.layers.{index}.", f"layers.{index}."
+        for part in ("weight", "bias"):
+            if f"{there}self_attn.q_proj.{part}" in state:
+                parts = [
+                    state[f"{there}self_attn.{name}_proj.{part}"].unflatten(0, (heads, -1)) for name in "qkv"
+                ]
+                copies[f"{here}attention.qkv.{part}"] = torch.cat(parts, dim=1).flatten(0, 1)
+        for name, part in (("query", "q"), ("key", "k")):
+            if f"{there}self_attn.{part}_norm.weight" in state:
+                copies[f"{here}attention.qk_norm.{name}.weight"] = state[
+                    f"{there}self_attn.{part}_norm.weight"
+                ]
+        copies[f"{here}attention.dense.weight"] = state[f"{there}self_attn.o_proj.weight"]
+        copies[f"{here}norm1.weight"] = state[f"{there}input_layernorm.weight"]
+        copies[f"{here}norm2.weight"] = state[f"{there}post_attention_layernorm.weight"]
+        block = next(name for name in ("mlp", "block_sparse_moe") if f"{there}{name}.gate.weight" in state)
+        gate_up = state[f"{there}{block}.experts.gate_up_proj"]
+        gate, up = gate_up.transpose(1, 2).chunk(2, dim=-1)
+        copies[f"{here}mlp.router.weight"] = state[f"{there}{block}.gate.weight"]
+        copies[f"{here}mlp.gate"], copies[f"{here}mlp.up"] = gate, up
+        copies[f"{here}mlp.down"] = state[f"{there}{block}.experts.down_proj"].transpose(1, 2)
+        if f"{there}mlp.shared_expert_gate.weight" in state:
+            copies[f"{here}mlp.shared_gate"] = state[f"{there}mlp.shared_expert_gate.weight"]
+            for name in ("up", "gate", "down"):
+                shared = state[f"{there}mlp.shared_expert.{name}_proj.weight"]
+                copies[f"{here}mlp.shared.{name}.weight"] = shared
+    assert copies.keys() == ours.keys()
+    with torch.no_grad():
+        for name, value in copies.items():
+            ours[name].copy_(value)
+    return model
+
+
+@pytest.mark.parametrize("family", ["Mixtral", "Qwen2Moe", "Olmoe"])
+def test_logits_are_those_of_transformers(family: str) -> None:
+    import transformers
+
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "vocab_size": 31,
+        "max_position_embeddings": 12,
+        "num_experts_per_tok": 2,
+        "initializer_range": 0.3,
+        "tie_word_embeddings": False,
+    }
+    own = {
+        "Mixtral": {"num_local_experts": 5, "intermediate_size": 24},
+        "Qwen2Moe": {
+            "num_experts": 6,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+            "intermediate_size": 64,
+        },
+        "Olmoe": {"num_experts": 6, "intermediate_size": 24},
+    }[family]
+    config = getattr(transformers, f"{family}Config")(**sizes, **own)
+    torch.manual_seed(4)
+    theirs = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    settings = {
+        "Mixtral": {"moe_expert_width": 24, "moe_normalize_weights": True},
+        "Qwen2Moe": {
+            "moe_expert_width": 24,
+            "moe_shared_width": 40,
+            "moe_shared_gate": True,
+            "use_bias_in_qkv": True,
+        },
+        "Olmoe": {"moe_expert_width": 24, "qk_norm": "width"},
+    }[family]
+    if hasattr(config, "rope_parameters"):
+        settings["rotary_emb_base"] = int(config.rope_parameters["rope_theta"])
+    ours = ours_like(theirs, config, settings).eval()
+    tokens = torch.randint(0, 31, (3, 12), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected, found = theirs(tokens).logits, ours(tokens)
+    error = (found - expected).abs().max() / expected.abs().max()
+    assert error <= 1e-5
+
+
+def test_estimates_count_the_parameters_of_experts_and_those_that_are_used() -> None:
+    settings = {
+        "moe_num_experts": 5,
+        "moe_top_k": 2,
+        "moe_layers": [0, 2],
+        "moe_expert_width": 16,
+        "moe_shared_width": 8,
+        "moe_shared_gate": True,
+        "activation": "swiglu",
+    }
+    spec, run = specs_from(settings)
+    model = build_model(spec, run, SINGLE_PROCESS, vocab_size=11)
+    total = sum(parameter.numel() for parameter in model.parameters())
+    assert sum(count_parameters(spec, 11).values()) == total
+    unused = 2 * 3 * 3 * 16 * 24
+    assert active_parameters(spec, 11) == total - unused
+    more = specs_from(settings | {"moe_num_experts": 9})[0]
+    operations = [flops_per_token(each, entries=11, length=12) for each in (spec, more)]
+    # Four more rows of two routers.
+    assert operations[1] - operations[0] == 3 * 2 * 2 * 4 * 24
