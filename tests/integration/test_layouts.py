@@ -6,6 +6,7 @@ without recomputed activations.
 """
 
 import logging
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -38,14 +39,15 @@ def chosen() -> list[Case]:
 
 
 def of_each_kind() -> list[Case]:
-    """Each kind of layout once, the architectures in turn."""
+    """Each kind of layout and each architecture at least once."""
     layouts = [
         next(name for name in names if name in LAYOUTS)
         for names in KINDS.values()
         if set(names) & set(LAYOUTS)
     ]
     names = list(ARCHITECTURES)
-    return [(names[number % len(names)], layout, number % 2 == 0) for number, layout in enumerate(layouts)]
+    pairs = zip(cycle(names), cycle(layouts), range(max(len(names), len(layouts))), strict=False)
+    return [(name, layout, number % 2 == 0) for name, layout, number in pairs]
 
 
 def run_cases(cases: list[Case], folder: str, iterations: int) -> dict[str, dict[str, float]]:

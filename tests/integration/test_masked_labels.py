@@ -76,8 +76,8 @@ def train(save: str, settings: dict[str, Any]) -> dict[str, float]:
     found: dict[str, float] = {}
     evaluate = open_run.Evaluator.evaluate
 
-    def noted(self: Any, *given: Any) -> Any:
-        result = evaluate(self, *given)
+    def noted(self: Any, *given: Any, **options: Any) -> Any:
+        result = evaluate(self, *given, **options)
         found[given[0]] = result.loss
         return result
 

@@ -91,8 +91,8 @@ def train(parts: list[dict[str, Any]]) -> list[list[tuple[str, int, float]]]:
     for settings in parts:
         found: list[tuple[str, int, float]] = []
 
-        def noted(self: Any, *given: Any, found: Any = found) -> Any:
-            result = evaluate(self, *given)
+        def noted(self: Any, *given: Any, found: Any = found, **options: Any) -> Any:
+            result = evaluate(self, *given, **options)
             found.append((*given[:2], result.loss))
             return result
 

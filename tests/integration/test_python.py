@@ -691,12 +691,12 @@ def test_folders_of_other_programs_are_named_with_what_to_do(tmp_path):
         neox_model.load_model(tmp_path / "peft")
     with refused(neox_model.NeoXError, "Llama-3.2-1B"):
         neox_model.load_model("meta-llama/Llama-3.2-1B")
-    (tmp_path / "qwen3").mkdir()
-    path = tmp_path / "qwen3" / "config.json"
-    path.write_text('{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}')
+    (tmp_path / "bert").mkdir()
+    path = tmp_path / "bert" / "config.json"
+    path.write_text('{"model_type": "bert", "architectures": ["Qwen3ForCausalLM"]}')
     with pytest.raises(neox_model.NeoXError) as refusal:
-        neox_model.load_model(tmp_path / "qwen3")
-    assert str(refusal.value).startswith(f"{path} has model_type 'qwen3'")
+        neox_model.load_model(tmp_path / "bert")
+    assert str(refusal.value).startswith(f"{path} has model_type 'bert'")
     assert "docs/add-an-architecture.md" in str(refusal.value)
 
 

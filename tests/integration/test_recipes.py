@@ -74,13 +74,22 @@ NORM = '''def _half_norm(inputs: Tensor, weight: Tensor, epsilon: float) -> Tens
 class HalfNorm(Norm):
     """Divides by twice the root mean square."""
 
-    def __init__(self, width: int, epsilon: float = 1e-8, group: Group = SINGLE_RANK) -> None:
-        super().__init__(_half_norm)
+    plain = staticmethod(_half_norm)
+
+    def __init__(
+        self,
+        width: int,
+        epsilon: float = 1e-8,
+        operator: Callable[..., Tensor] | None = None,
+        group: Group = SINGLE_RANK,
+        **options: Any,
+    ) -> None:
+        super().__init__(operator, **options)
         self.epsilon = epsilon
-        self.weight = logical_parameter((width,), init=one_init, group=group)
+        self.weight = self._new_weight(width, group)
 
     def _arguments(self) -> tuple[Tensor, float]:
-        return self.weight, self.epsilon
+        return self._factor(), self.epsilon
 
 
 '''
@@ -304,9 +313,9 @@ RECIPES = {
             Edit(
                 "neox_model/layers/norms.py",
                 NORM,
-                after="        self.weight = logical_parameter((1,), init=one_init, group=group)\n\n"
+                after="        self.weight = self._new_weight(1, group)\n\n"
                 "    def _arguments(self) -> tuple[Tensor, float]:\n"
-                "        return self.weight, self.epsilon\n\n\n",
+                "        return self._factor(), self.epsilon\n\n\n",
             ),
             Edit(
                 "neox_model/layers/norms.py",
@@ -470,7 +479,11 @@ RECIPES = {
                 "from neox_model.layers.positions.ramp import RampPosition\n",
                 after="from neox_model.initialization import INIT_METHODS\n",
             ),
-            Edit("neox_config/schema/sections/attention.py", '"ramp", ', after="    pos_emb: Literal["),
+            Edit(
+                "neox_config/schema/sections/attention.py",
+                '"ramp", ',
+                after='    pos_emb: Literal["learned", ',
+            ),
         ),
         settings={"pos_emb": "ramp"},
         explained="pos-emb",
@@ -518,7 +531,7 @@ RECIPES = {
                 "neox_model/assembly/transformer.py",
                 "from neox_config.spec.mixers import Decay\n"
                 "from neox_model.layers.decay_mixer import DecayMixer\n",
-                after="from neox_model.initialization import build_init_method\n",
+                after="from neox_model.initialization import build_init_method, multiplied\n",
             ),
             Edit("neox_config/spec/mixers.py", DECAY, after="\nSettings = dict[str, Any]\n"),
             Edit("neox_config/spec/mixers.py", "Decay | ", after="\nMixer = "),
@@ -582,12 +595,12 @@ RECIPES = {
             Edit(
                 "neox_model/layers/lm_head.py",
                 " + self._penalty(hidden_SBD, weights_SB)",
-                after="            operator=self.operator,\n        )",
+                after="            z_terms=self.z_terms,\n        )",
             ),
             Edit(
                 "neox_model/layers/lm_head.py",
                 PENALTY,
-                after="labels_BS)) * loss_mask_BS).sum()\n\n",
+                after="        return loss + (term - term.detach())\n\n",
             ),
         ),
         settings={"hidden_penalty": 0.5},
