@@ -2,7 +2,7 @@
 
 from typing import Any
 
-__all__ = ["ARCHITECTURES", "SMALL", "WIDE"]
+__all__ = ["ARCHITECTURES", "EXPERTS", "SMALL", "WIDE"]
 
 # Six heads of four in fifteen tokens; four ranks, or ranks that share the sequence, want sizes they divide.
 SMALL: dict[str, Any] = {
@@ -169,6 +169,18 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
             },
         },
     },
+    "layer scaling with scores, swish": {
+        "opt_pos_emb_offset": 2,
+        "apply_query_key_layer_scaling": True,
+        "attention_softmax_in_fp32": True,
+        "activation": "swish",
+        "init_method": "xavier_uniform",
+        "output_layer_init_method": "scaled_orthogonal",
+    },
+}
+
+# In a table of their own: layouts of DeepSpeed refuse them.
+EXPERTS: dict[str, dict[str, Any]] = {
     "gated experts in some layers, balanced, and one for all": {
         "pos_emb": "rotary",
         "norm": "rmsnorm",
@@ -186,12 +198,4 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "moe_shared_gate": True,
     },
     "experts chosen by sinkhorn": {"pos_emb": "rotary", "moe_num_experts": 4, "moe_expert_interval": 2},
-    "layer scaling with scores, swish": {
-        "opt_pos_emb_offset": 2,
-        "apply_query_key_layer_scaling": True,
-        "attention_softmax_in_fp32": True,
-        "activation": "swish",
-        "init_method": "xavier_uniform",
-        "output_layer_init_method": "scaled_orthogonal",
-    },
 }

@@ -31,7 +31,17 @@ __all__ = ["ARCHITECTURES", "FREE", "all_cells", "axes_of", "check", "pairs_of",
 # Gradients of low-rank adapters start near 0, where the tolerances of whole weights do not apply;
 # tests/integration/test_adapters.py compares them in 16 bit. Losses of masked models have weights, which
 # plain autograd here does not know; tests/integration/test_masked_models.py compares them in 16 bit.
-ARCHITECTURES = tuple(name for name in layouts.CAUSAL_ARCHITECTURES if name != "adapters")
+# The figures of the last six are still to be recorded; `make sweep NAME=fields` compares them in bfloat16.
+_LEFT_OUT = (
+    "adapters",
+    "scaled embeddings, scaled and capped logits, z-loss, clamped gates",
+    "norms of outputs, of queries and keys over all heads",
+    "norms on both sides and of heads, weights minus 1",
+    "parallel residual with one norm, as of queries and keys",
+    "limited scores, sinks and gates, heads of another width",
+    "windows and rotary embeddings by kind",
+)
+ARCHITECTURES = tuple(name for name in layouts.CAUSAL_ARCHITECTURES if name not in _LEFT_OUT)
 
 FREE: dict[str, tuple[Any, ...]] = {
     "clipping": tuple(CLIPPING),
