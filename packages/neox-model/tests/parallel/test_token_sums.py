@@ -177,7 +177,7 @@ OPERATORS = ("layer_norm", "add_layer_norm", "rms_norm", "add_rms_norm", "bias_g
 OPERATORS += ("bias_geglu", "bias_dropout_add")
 
 CASES: dict[str, Callable[[int], tuple[nn.Module, Tensor]]] = {
-    **{name: norm(name) for name in NORMS},
+    **{name: norm(name) for name in NORMS if name != "non_parametric_layernorm"},  # It has no weights.
     "layernorm without bias": norm("layernorm", bias=False),
     "linear": linear,
     "linear whose bias is added later": lambda rows: linear(rows, skip_bias=True),

@@ -35,4 +35,5 @@ class LearnedPosition(nn.Module):
 
     def forward(self, positions_SB: Tensor) -> Tensor:
         """Return the vectors of `positions_SB`; [S, 1] broadcasts over the batch."""
-        return embedding(positions_SB + self.offset, self.weight)
+        rows_SB = positions_SB + self.offset if self.offset else positions_SB
+        return embedding(rows_SB, self.weight)
