@@ -42,6 +42,7 @@ EXAMPLES = {
         "curriculum_learning.max_difficulty", []),
     "compression_says_what_it_compresses": (f"{COMPRESSION}.row_pruning.different_groups=null",
         f"{COMPRESSION}.row_pruning.different_groups", []),
+    "averages_are_not_compressed": ("ema_decay=0.9", "ema_decay", []),
     "bits_do_not_grow": (f"{COMPRESSION}.weight_quantization.different_groups.wq1.params.target_bits=9",
         f"{COMPRESSION}.weight_quantization.different_groups.wq1.params.target_bits", ["8"]),
     "fp32_weights_are_quantized_forward": (
