@@ -178,7 +178,9 @@ def test_drawn_models_are_written_and_read(count: int) -> None:
     for settings, config in drawn_models(count):
         spec = read_model(config)
         read = written_and_read(spec)
-        assert (changes(spec, read), read.kinds) == ({}, spec.kinds), settings
+        assert changes(spec, read) == {}, settings
+        # Where kinds of attention are written, a global layer with the window of some may be named, too.
+        assert read.kinds == spec.kinds or "attention-kinds" in settings, settings
 
 
 def test_drawn_models_are_flat_json_and_back() -> None:
