@@ -569,9 +569,10 @@ TERMINAL = """
 import signal, sys
 from neox_model.generate.interruption import Interrupts
 from neox_model.generate.modes import _ask
-interrupts = Interrupts()
+from neox_model.generate.prompts import Prompts
+interrupts, typed = Interrupts(), Prompts("\\n")
 with interrupts.handled():
-    while (line := _ask(interrupts)) is not None:
+    while (line := _ask(typed, interrupts)) is not None:
         print("got", len(line), line[:5], flush=True)
 """
 
