@@ -281,6 +281,7 @@ _BY_ANOTHER = {
 # has the same size, no position is learned, the width is a multiple already, scores are not stored, or all
 # heads of the drawn layout agree.
 _SAME_IN_EFFECT = {
+    "head_dim",
     "sparsity_config.block",
     "sparsity_config.different_layout_per_head",
     "make_vocab_size_divisible_by",

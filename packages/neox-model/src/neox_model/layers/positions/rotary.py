@@ -123,7 +123,9 @@ class RotaryPosition(nn.Module):
         if table is None or len(table[0]) < length or table[0].device != device or table[0].dtype != dtype:
             angle = self._angle(torch.arange(length, device=device, dtype=torch.float32))
             cosine, sine = self._cos_sin(angle)
-            table = self._tables.kept = (cosine.to(dtype), sine.to(dtype))
+            table = (cosine.to(dtype), sine.to(dtype))
+            if not torch.compiler.is_exporting():  # Its tensors belong to the program of one layer's trace.
+                self._tables.kept = table
         return table
 
     def _cos_sin(self, angle: Tensor) -> tuple[Tensor, Tensor]:
