@@ -217,7 +217,7 @@ def recorded_effects(recorded: Mapping[str, Any]) -> Mapping[str, Mapping[str, A
 
 
 def with_recorded_form(config: NeoXConfig) -> NeoXConfig:
-    """Return the configuration of a training with the form of the optimizer that its checkpoint records.
+    """Return the configuration of a run with the form of the optimizer that its checkpoint records.
 
     The form is the arguments whose default is not what earlier versions computed (`OptimizerFacts.former`). A
     training continues with its own form unless the configuration sets another one; a note states it.
@@ -235,7 +235,7 @@ def with_recorded_form(config: NeoXConfig) -> NeoXConfig:
     notes = [
         Problem(
             f"{_ARGUMENTS}{name}",
-            f"is that of {checkpoint.name}, which this training continues",
+            f"is that of {checkpoint.name}, which this run continues",
             f"set it to this value, or to {facts.arguments[name]} to train on with that",
             value=in_words(value),
         )

@@ -76,7 +76,7 @@ def without_passes(config: NeoXConfig) -> NeoXConfig:
 def config_for(program: str | None, config: NeoXConfig, *, devices: int, hosts: int = 1) -> NeoXConfig:
     """Return the configuration of a program, with `train_iters` as far as it requires them.
 
-    That of a training has the form of the optimizer that its checkpoint records (`with_recorded_form`).
+    That of a run has the form of the optimizer that its checkpoint records (`with_recorded_form`).
 
     Args:
         program: train, generate, serve, evaluate or doctor; None: any other, which requires them.
