@@ -311,6 +311,17 @@ def test_other_output_appears_in_whole_lines_above_the_line(screen, monkeypatch)
     assert not screen.is_cursor_hidden
 
 
+def test_the_line_is_drawn_before_other_output_can_come(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    written = io.StringIO()
+    # The thread that draws it again waits.
+    monkeypatch.setattr("rich.live._RefreshThread.run", lambda thread: None)
+    line = live_display._LiveLine(written, lambda width: Text("drawn"))
+    line.start()
+    assert "drawn" in written.getvalue()
+    line.stop()
+
+
 def test_only_a_live_line_imports_rich():
     program = "import sys, neox_launcher.cli.launch; sys.exit('rich' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

@@ -57,7 +57,8 @@ class _LiveLine(Line):
         self._rests: dict[object, bytes] = {}
 
     def start(self) -> None:
-        self._live.start()
+        # Drawn at once: else the first refresh could come between the erasure of nothing and other output.
+        self._live.start(refresh=True)
         # A process that is killed, or suspended, leaves a usable terminal.
         self._console.show_cursor()
 
