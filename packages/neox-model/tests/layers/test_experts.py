@@ -14,6 +14,7 @@ from neox_model.assembly.model import build_model
 from neox_model.initialization import build_init_method, initialize_parameters
 from neox_model.layers.experts import (
     Balance,
+    ExpertBlocks,
     Experts,
     Router,
     grouped_product,
@@ -38,11 +39,14 @@ def experts(
     *, chosen: int = 2, dtype: torch.dtype = torch.float64, router: Any = None, **options: Any
 ) -> Experts:
     given = {"chosen": chosen, "init": NORMAL, **(router or {})}
+    shared = {name: options.pop(name) for name in ("shared", "has_shared_gate") if name in options}
+    blocks = {"activation": functional.gelu, "init": NORMAL, "output_init": NORMAL, **options}
     layer = Experts(
         WIDTH,
-        INNER,
         router=partial(Router, WIDTH, NUMBER, **given),
-        **{"activation": functional.gelu, "init": NORMAL, "output_init": NORMAL, **options},
+        blocks=partial(ExpertBlocks, hidden_size=WIDTH, width=INNER, **blocks),
+        init=NORMAL,
+        **shared,
     )
     initialize_parameters(layer, seed=1)
     for parameter in layer.parameters():
@@ -59,12 +63,12 @@ def formula(layer: Experts, hidden_SBD: Tensor, scores: Any, *, chosen: int, nor
         best = probabilities.topk(chosen).indices
         weights[best] = probabilities[best]
         weights = weights / weights.sum() if normalized else weights
-        wide = torch.einsum("d,edf->ef", token, layer.up)
-        if layer.gate is None:
+        wide = torch.einsum("d,edf->ef", token, layer.experts.up)
+        if layer.experts.gate is None:
             wide = functional.gelu(wide)
         else:
-            wide = wide * functional.silu(torch.einsum("d,edf->ef", token, layer.gate))
-        rows.append(torch.einsum("e,ef,efd->d", weights, wide, layer.down))
+            wide = wide * functional.silu(torch.einsum("d,edf->ef", token, layer.experts.gate))
+        rows.append(torch.einsum("e,ef,efd->d", weights, wide, layer.experts.down))
     return torch.stack(rows).view_as(hidden_SBD)
 
 
@@ -290,8 +294,8 @@ def ours_like(theirs: nn.Module, config: Any, settings: dict[str, Any]) -> nn.Mo
         gate_up = state[f"{there}{block}.experts.gate_up_proj"]
         gate, up = gate_up.transpose(1, 2).chunk(2, dim=-1)
         copies[f"{here}mlp.router.weight"] = state[f"{there}{block}.gate.weight"]
-        copies[f"{here}mlp.gate"], copies[f"{here}mlp.up"] = gate, up
-        copies[f"{here}mlp.down"] = state[f"{there}{block}.experts.down_proj"].transpose(1, 2)
+        copies[f"{here}mlp.experts.gate"], copies[f"{here}mlp.experts.up"] = gate, up
+        copies[f"{here}mlp.experts.down"] = state[f"{there}{block}.experts.down_proj"].transpose(1, 2)
         if f"{there}mlp.shared_expert_gate.weight" in state:
             copies[f"{here}mlp.shared_gate"] = state[f"{there}mlp.shared_expert_gate.weight"]
             for name in ("up", "gate", "down"):

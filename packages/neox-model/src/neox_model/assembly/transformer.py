@@ -18,7 +18,7 @@ from neox_model.errors import LayoutError
 from neox_model.initialization import build_init_method, multiplied
 from neox_model.layers.activations import ACTIVATIONS, GATED_ACTIVATIONS, clamped_swiglu
 from neox_model.layers.attention import DocumentMasks
-from neox_model.layers.experts import Balance, Experts, Router
+from neox_model.layers.experts import Balance, ExpertBlocks, Experts, Router
 from neox_model.layers.mlp import MLP, GatedMLP
 from neox_model.layers.positions import RotaryTables
 from neox_model.layers.residual_layer import add_dropped
@@ -201,18 +201,25 @@ def _experts(
         init=inits["init"],
         group=group,
     )
-    return partial(
-        Experts,
-        width,
-        channel.width,
-        router=router,
+    blocks = partial(
+        ExpertBlocks,
+        hidden_size=width,
+        width=channel.width,
         activation=build_activation(channel.activation),
         is_gated=channel.is_gated,
         product=operators.expert_product,
-        shared=shared,
-        has_shared_gate=channel.shared_gate,
         init=inits["init"],
         output_init=inits["output_init"],
+        group=group,
+    )
+    return partial(
+        Experts,
+        width,
+        router=router,
+        blocks=blocks,
+        init=inits["init"],
+        shared=shared,
+        has_shared_gate=channel.shared_gate,
         group=group,
     )
 

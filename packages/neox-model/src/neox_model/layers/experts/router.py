@@ -1,12 +1,4 @@
-"""Mixture of experts: a router sends each token to a few feed-forward blocks, and adds their outputs.
-
-All experts' matrices of one kind are one logical tensor [experts, inputs, outputs]. Rows of tokens are sorted
-by expert, so that each expert's product is over consecutive rows, and no token is dropped. Tensor-parallel
-ranks split the width of every expert. Each of them routes the whole sequence, and computes a part of the
-gradient of the router, because it has a part of the experts' outputs.
-
-Sources: arXiv:1701.06538; arXiv:2211.15841 (without dropped tokens).
-"""
+"""The router of experts: chooses the experts of each token, and their weights; counts and balances them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,12 +11,8 @@ from torch.nn import functional
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.logical import InitMethod, LogicalState, logical_parameter
 from neox_model.parallel.partial_gradients import has_partial_gradient, mark_partial
-from neox_model.parallel.sequence import TPInput, from_row_parallel, gather_input
 
-__all__ = ["SCORES", "Balance", "Experts", "Router", "grouped_product", "looped_product", "sinkhorn"]
-
-# (rows [R, I] sorted by expert, weights [E, I, O], rows of each expert [E]) -> [R, O]
-ExpertProduct = Callable[[Tensor, Tensor, Tensor], Tensor]
+__all__ = ["SCORES", "Balance", "Router", "partial_parameter", "sinkhorn"]
 
 SCORES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "softmax": lambda logits: logits.softmax(dim=-1),
@@ -92,7 +80,7 @@ class Router(nn.Module):
         self.scores = SCORES[scores]
         self.balance = balance
         self.group = group
-        self.weight = _partial_parameter((number, hidden_size), init, group)
+        self.weight = partial_parameter((number, hidden_size), init, group)
         self.counts: Tensor
         self.register_buffer("counts", torch.zeros(number, dtype=torch.int64), persistent=False)
         self.bias: Tensor | None
@@ -211,142 +199,6 @@ class _Observed(torch.autograd.Function):
         return of_logits, None, None, None
 
 
-class _ContiguousGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient.contiguous()
-
-
-class _ByExpert(torch.autograd.Function):
-    """Repeats the row of each token for its experts, sorted by expert; the backward pass sums them."""
-
-    @staticmethod
-    def forward(ctx: Any, tokens_TD: Tensor, order_R: Tensor, places_TK: Tensor) -> Tensor:
-        ctx.save_for_backward(places_TK)
-        return tokens_TD[order_R // places_TK.shape[1]]
-
-    @staticmethod
-    def backward(ctx: Any, of_rows: Tensor) -> tuple[Tensor, None, None]:
-        (places_TK,) = ctx.saved_tensors
-        return of_rows[places_TK].sum(dim=1), None, None
-
-
-class Experts(nn.Module):
-    """Computes the sum over a token's experts of weight * down(activation(up(x))); gated ones as GatedMLP.
-
-    Args:
-        hidden_size: width of input and output.
-        width: width between the projections of an expert.
-        router: factory of the router.
-        activation: elementwise activation, of the gate if there is one.
-        is_gated: experts have a second input projection, the gate.
-        product: computes products with the matrices of all experts.
-        shared: factory of an MLP for all tokens, whose output is added; None: there is none.
-        has_shared_gate: multiply that output by the sigmoid of a projection of the input.
-        init: fills `up`, `gate` and the projection for the shared expert's gate.
-        output_init: fills `down`.
-        group: the ranks over which each expert's width is split.
-    """
-
-    def __init__(
-        self,
-        hidden_size: int,
-        width: int,
-        *,
-        router: Callable[[], Router],
-        activation: Callable[[Tensor], Tensor],
-        init: InitMethod,
-        output_init: InitMethod,
-        is_gated: bool = False,
-        product: ExpertProduct | None = None,
-        shared: Callable[[], nn.Module] | None = None,
-        has_shared_gate: bool = False,
-        group: Group = SINGLE_RANK,
-    ) -> None:
-        super().__init__()
-        self.activation, self.group = activation, group
-        self.product = looped_product if product is None else product
-        self.router = router()
-        wide, number = (self.router.number, hidden_size, width), self.router.number
-        self.up = logical_parameter(wide, init=init, group=group, split_dim=2)
-        self.gate = logical_parameter(wide, init=init, group=group, split_dim=2) if is_gated else None
-        self.down = logical_parameter(
-            (number, width, hidden_size), init=output_init, group=group, split_dim=1
-        )
-        self.shared = None if shared is None else shared()
-        self.shared_gate = _partial_parameter((1, hidden_size), init, group) if has_shared_gate else None
-
-    def forward(self, hidden_SBD: Tensor, tp_input: TPInput | None = None) -> tuple[Tensor, None]:
-        """Return the output; `tp_input` as in ParallelAttention. There is no bias to add."""
-        if tp_input is None:
-            tp_input = gather_input(hidden_SBD, self.group)
-            hidden_SBD = tp_input.whole
-        weights_TK, experts_TK, counts_E = self.router(hidden_SBD)
-        order_R = experts_TK.flatten().argsort(stable=True)
-        places_R = torch.empty_like(order_R)
-        places_R[order_R] = torch.arange(len(order_R), device=order_R.device)
-        places_TK = places_R.view_as(experts_TK)
-        rows_RD = self._computed(_ByExpert.apply(hidden_SBD.flatten(0, 1), order_R, places_TK), counts_E)
-        sum_TD = (rows_RD[places_TK] * weights_TK.unsqueeze(-1).to(rows_RD.dtype)).sum(dim=1)
-        output_SBD = sum_TD.unflatten(0, hidden_SBD.shape[:2])
-        if self.shared is not None:
-            output_SBD = output_SBD + self._shared(self.shared, hidden_SBD, tp_input)
-        return from_row_parallel(output_SBD, self.group) if tp_input.reduces else output_SBD, None
-
-    def _computed(self, rows_RD: Tensor, counts_E: Tensor) -> Tensor:
-        """Return the output of each row's expert; this rank's part of the sum over its width."""
-        up_RF = self.product(rows_RD, self.up, counts_E)
-        if self.gate is None:
-            return self.product(self.activation(up_RF), self.down, counts_E)
-        gated_RF = up_RF * self.activation(self.product(rows_RD, self.gate, counts_E))
-        return self.product(gated_RF, self.down, counts_E)
-
-    def _shared(self, shared: nn.Module, hidden_SBD: Tensor, tp_input: TPInput) -> Tensor:
-        reduces, tp_input.reduces = tp_input.reduces, False
-        output_SBD: Tensor = shared(hidden_SBD, tp_input)[0]
-        tp_input.reduces = reduces
-        if self.shared_gate is None:
-            return output_SBD
-        gate = functional.linear(hidden_SBD, self.shared_gate.to(hidden_SBD.dtype))
-        return output_SBD * torch.sigmoid(gate).to(output_SBD.dtype)
-
-
-def _partial_parameter(shape: tuple[int, ...], init: InitMethod, group: Group) -> nn.Parameter:
-    """Return a parameter of which each tensor-parallel rank computes a part of the gradient."""
-    parameter = logical_parameter(shape, init=init, group=group)
-    if group.size > 1 and not has_partial_gradient(parameter):
-        mark_partial(parameter, group)
-    return parameter
-
-
-def grouped_product(rows_RI: Tensor, weight_EIO: Tensor, counts_E: Tensor) -> Tensor:
-    """Return the product of each row with its expert's matrix, in one operator.
-
-    It requires widths of a multiple of 16 bytes. No row is behind the last expert's, where the operator would
-    return memory as it is.
-
-    Args:
-        rows_RI: rows sorted by expert.
-        weight_EIO: the experts' matrices.
-        counts_E: number of rows of each expert; their sum is R.
-    """
-    ends_E = counts_E.cumsum(0).to(torch.int32)
-    product: Tensor = functional.grouped_mm(rows_RI, weight_EIO, offs=ends_E)
-    # The operator's backward pass refuses gradients that are not contiguous.
-    found: Tensor = _ContiguousGradient.apply(product)
-    return found
-
-
-def looped_product(rows_RI: Tensor, weight_EIO: Tensor, counts_E: Tensor) -> Tensor:
-    """Return the same as `grouped_product`, one expert after the other; the host waits for the counts."""
-    parts = zip(rows_RI.split(counts_E.tolist()), weight_EIO.unbind(), strict=True)
-    return torch.cat([part @ matrix for part, matrix in parts])
-
-
 def sinkhorn(logits_TE: Tensor) -> Tensor:
     """Return scores that are balanced over experts, and over tokens.
 
@@ -367,3 +219,11 @@ def sinkhorn(logits_TE: Tensor) -> Tensor:
         of_experts = torch.where(is_done, of_experts, columns)
         is_done = is_done | (change < _SINKHORN_TOLERANCE)
     return of_experts * costs_TE * of_tokens.unsqueeze(1)
+
+
+def partial_parameter(shape: tuple[int, ...], init: InitMethod, group: Group) -> nn.Parameter:
+    """Return a parameter of which each tensor-parallel rank computes a part of the gradient."""
+    parameter = logical_parameter(shape, init=init, group=group)
+    if group.size > 1 and not has_partial_gradient(parameter):
+        mark_partial(parameter, group)
+    return parameter

@@ -1,0 +1,16 @@
+"""Mixture of experts."""
+
+from neox_model.layers.experts.blocks import ExpertBlocks, grouped_product, looped_product
+from neox_model.layers.experts.layer import Experts
+from neox_model.layers.experts.router import SCORES, Balance, Router, sinkhorn
+
+__all__ = [
+    "SCORES",
+    "Balance",
+    "ExpertBlocks",
+    "Experts",
+    "Router",
+    "grouped_product",
+    "looped_product",
+    "sinkhorn",
+]
