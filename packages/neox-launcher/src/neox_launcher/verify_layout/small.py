@@ -171,10 +171,14 @@ def _experts(config: NeoXConfig, sizes: Sizes, width: int) -> dict[str, Any]:
         return {}
     inner = max(1, round(expert_width(config) * width / whole))
     shared = max(1, round(given.moe_shared_width * width / whole)) if given.moe_shared_width else 0
-    number = min(given.moe_num_experts, 8)
+    groups = min(given.moe_groups, 4)
+    number = min(given.moe_num_experts, 8) if groups == 1 else 2 * groups
+    chosen = min(given.moe_top_k, number // 2)
     return {
         "moe_num_experts": number,
-        "moe_top_k": min(given.moe_top_k, number // 2),
+        "moe_top_k": chosen,
+        "moe_groups": groups,
+        "moe_top_groups": min(max(given.moe_top_groups, -(-chosen // 2)), groups),
         "moe_expert_width": next_aligned(inner, ranks=sizes.tensor),
         "moe_shared_width": next_aligned(shared, ranks=sizes.tensor) if shared else 0,
     }

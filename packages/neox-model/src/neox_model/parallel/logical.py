@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from neox_model.errors import LayoutError
 from neox_model.parallel.groups import SINGLE_RANK, Group
-from neox_model.parallel.partial_gradients import mark_partial
+from neox_model.parallel.partial_gradients import has_partial_gradient, mark_partial
 
 __all__ = [
     "InitMethod",
@@ -26,12 +26,14 @@ __all__ = [
     "begin_iteration",
     "blocks_of",
     "copy_description",
+    "is_matrix",
     "is_stage_copy",
     "logical_parameter",
     "master_weight",
     "model_states",
     "named_logical_modules",
     "named_logical_parameters",
+    "partial_parameter",
     "rows_of",
     "split_dim_of",
     "trained_names",
@@ -90,6 +92,7 @@ class Logical:
         split_dim: the dimension that is split over tensor-parallel ranks; None if each has a copy.
         blocks: the order of the rows of several matrices in one; None for one matrix.
         kind: a key of `RunSpec.multipliers`; None: a vector, or there are none.
+        is_biases: each row is the bias of an expert, and the tensor no matrix.
     """
 
     shape: tuple[int, ...]
@@ -98,6 +101,7 @@ class Logical:
     split_dim: int | None
     blocks: RowBlocks | None = None
     kind: str | None = None
+    is_biases: bool = False
 
     @property
     def model_parallel(self) -> bool:
@@ -148,6 +152,7 @@ def logical_parameter(
     pad: bool = False,
     blocks: RowBlocks | None = None,
     kind: str | None = None,
+    is_biases: bool = False,
 ) -> nn.Parameter:
     """Return this rank's part of a logical tensor, uninitialized.
 
@@ -161,6 +166,7 @@ def logical_parameter(
         pad: add padding rows on the last ranks instead of refusing sizes that do not divide.
         blocks: the order of the rows of several matrices in one; None for one matrix.
         kind: see `Logical`; None: that of `init`.
+        is_biases: see `Logical`.
 
     Raises:
         LayoutError: the split dimension is not divisible by the size of the group, and `pad` is False.
@@ -181,12 +187,22 @@ def logical_parameter(
     parameter = nn.Parameter(torch.empty(local_shape, device=_DEVICE.get()))
     split = split_dim if group.size > 1 else None
     kind = kind or getattr(init, "kind", None)
-    logical = Logical(tuple(shape), tuple(slices), init, split, blocks, kind)
+    logical = Logical(tuple(shape), tuple(slices), init, split, blocks, kind, is_biases)
     parameter.logical = logical  # type: ignore[attr-defined]
     if logical.model_parallel:
         # For DeepSpeed's norms: sum this parameter over ranks instead of counting it once.
         parameter.model_parallel = True  # type: ignore[attr-defined]
     if split_dim is None and group.splits_sequence:
+        mark_partial(parameter, group)
+    return parameter
+
+
+def partial_parameter(
+    shape: tuple[int, ...], init: InitMethod, group: Group, *, is_biases: bool = False
+) -> nn.Parameter:
+    """Return a parameter of which each tensor-parallel rank computes a part of the gradient."""
+    parameter = logical_parameter(shape, init=init, group=group, is_biases=is_biases)
+    if group.size > 1 and not has_partial_gradient(parameter):
         mark_partial(parameter, group)
     return parameter
 
@@ -249,6 +265,12 @@ def blocks_of(parameter: Tensor) -> RowBlocks | None:
     """Return the order of rows of a parameter or master weight that is several matrices in one, or None."""
     logical: Logical | None = getattr(parameter, "logical", None)
     return None if logical is None else logical.blocks
+
+
+def is_matrix(parameter: Tensor) -> bool:
+    """Return True for a matrix, or several, also if this rank holds it in another shape."""
+    logical: Logical | None = getattr(parameter, "logical", None)
+    return len(whole_shape_of(parameter)) >= 2 and (logical is None or not logical.is_biases)
 
 
 def is_stage_copy(parameter: Tensor) -> bool:
