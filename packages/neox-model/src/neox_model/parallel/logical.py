@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from neox_model.errors import LayoutError
 from neox_model.parallel.groups import SINGLE_RANK, Group
-from neox_model.parallel.partial_gradients import has_partial_gradient, mark_partial
+from neox_model.parallel.partial_gradients import mark_partial
 
 __all__ = [
     "InitMethod",
@@ -33,7 +33,6 @@ __all__ = [
     "model_states",
     "named_logical_modules",
     "named_logical_parameters",
-    "partial_parameter",
     "rows_of",
     "split_dim_of",
     "trained_names",
@@ -187,22 +186,12 @@ def logical_parameter(
     parameter = nn.Parameter(torch.empty(local_shape, device=_DEVICE.get()))
     split = split_dim if group.size > 1 else None
     kind = kind or getattr(init, "kind", None)
-    logical = Logical(tuple(shape), tuple(slices), init, split, blocks, kind, is_biases)
+    logical = Logical(tuple(shape), tuple(slices), init, split, blocks, kind, is_biases=is_biases)
     parameter.logical = logical  # type: ignore[attr-defined]
     if logical.model_parallel:
         # For DeepSpeed's norms: sum this parameter over ranks instead of counting it once.
         parameter.model_parallel = True  # type: ignore[attr-defined]
     if split_dim is None and group.splits_sequence:
-        mark_partial(parameter, group)
-    return parameter
-
-
-def partial_parameter(
-    shape: tuple[int, ...], init: InitMethod, group: Group, *, is_biases: bool = False
-) -> nn.Parameter:
-    """Return a parameter of which each tensor-parallel rank computes a part of the gradient."""
-    parameter = logical_parameter(shape, init=init, group=group, is_biases=is_biases)
-    if group.size > 1 and not has_partial_gradient(parameter):
         mark_partial(parameter, group)
     return parameter
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from neox_model.layers.experts.blocks import ExpertBlocks
-from neox_model.layers.experts.router import Router
+from neox_model.layers.experts.router import Router, partial_parameter
 from neox_model.parallel.groups import SINGLE_RANK, Group
-from neox_model.parallel.logical import InitMethod, partial_parameter
+from neox_model.parallel.logical import InitMethod
 from neox_model.parallel.sequence import TPInput, from_row_parallel, gather_input
 
 __all__ = ["Experts"]

@@ -10,9 +10,10 @@ from torch.nn import functional
 
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.linear import zero_init
-from neox_model.parallel.logical import InitMethod, LogicalState, partial_parameter
+from neox_model.parallel.logical import InitMethod, LogicalState, logical_parameter
+from neox_model.parallel.partial_gradients import has_partial_gradient, mark_partial
 
-__all__ = ["SCORES", "Balance", "Router", "sinkhorn"]
+__all__ = ["SCORES", "Balance", "Router", "partial_parameter", "sinkhorn"]
 
 SCORES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "softmax": lambda logits: logits.softmax(dim=-1),
@@ -239,3 +240,13 @@ def sinkhorn(logits_TE: Tensor) -> Tensor:
         of_experts = torch.where(is_done, of_experts, columns)
         is_done = is_done | (change < _SINKHORN_TOLERANCE)
     return of_experts * costs_TE * of_tokens.unsqueeze(1)
+
+
+def partial_parameter(
+    shape: tuple[int, ...], init: InitMethod, group: Group, *, is_biases: bool = False
+) -> nn.Parameter:
+    """Return a parameter of which each tensor-parallel rank computes a part of the gradient."""
+    parameter = logical_parameter(shape, init=init, group=group, is_biases=is_biases)
+    if group.size > 1 and not has_partial_gradient(parameter):
+        mark_partial(parameter, group)
+    return parameter
