@@ -19,6 +19,7 @@ HfFamily = Literal[
     "smollm3",
     "phi3",
     "opt",
+    "gpt_oss",
 ]
 CLASSES: Mapping[str, str] = {
     "gpt_neox": "GPTNeoXForCausalLM",
@@ -34,5 +35,6 @@ CLASSES: Mapping[str, str] = {
     "smollm3": "SmolLM3ForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "opt": "OPTForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
 }
 """`model_type` -> name of the class, the first that fits being the one that is written."""
