@@ -69,7 +69,7 @@ _COMMON: Mapping[str, Any] = {
 _UNPACK = (
     'python -c "from transformers import AutoModelForCausalLM, Mxfp4Config; AutoModelForCausalLM.'
     "from_pretrained('FOLDER', dtype='bfloat16', quantization_config=Mxfp4Config(dequantize=True))"
-    ".save_pretrained('OUTPUT')\"; cp FOLDER/*token* OUTPUT"
+    ".save_pretrained('OUTPUT', save_original_format=False)\"; cp FOLDER/*token* OUTPUT"
 )
 _REQUIRED: Mapping[str, tuple[Any, ...]] = {"quantization_config": (), "is_causal": (True,)}
 """Entries that no class may have otherwise, as in Family."""
