@@ -8,6 +8,7 @@ and what starts later starts at once.
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import lcm
 from typing import Any
 
 from neox_config import NeoXConfig, Text, load_config
@@ -172,13 +173,14 @@ def _experts(config: NeoXConfig, sizes: Sizes, width: int) -> dict[str, Any]:
     inner = max(1, round(expert_width(config) * width / whole))
     shared = max(1, round(given.moe_shared_width * width / whole)) if given.moe_shared_width else 0
     groups = min(given.moe_groups, 4)
-    number = min(given.moe_num_experts, 8) if groups == 1 else 2 * groups
-    chosen = min(given.moe_top_k, number // 2)
+    step = lcm(2 * groups if groups > 1 else 1, sizes.experts)
+    number = -(-min(given.moe_num_experts, 8) // step) * step
+    chosen, size = min(given.moe_top_k, number // 2), number // groups
     return {
         "moe_num_experts": number,
         "moe_top_k": chosen,
         "moe_groups": groups,
-        "moe_top_groups": min(max(given.moe_top_groups, -(-chosen // 2)), groups),
+        "moe_top_groups": min(max(given.moe_top_groups, -(-chosen // size)), groups),
         "moe_expert_width": next_aligned(inner, ranks=sizes.tensor),
         "moe_shared_width": next_aligned(shared, ranks=sizes.tensor) if shared else 0,
     }
@@ -302,6 +304,7 @@ def _comparable(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
     return {
         **({} if clips else {"gradient_clipping": 0}),
         "model_parallel_size": sizes.tensor,
+        "expert_parallel_size": sizes.experts,
         "pipe_parallel_size": sizes.stages if config.parallelism.pipe_parallel_size else 0,
         # What CPUs cannot do.
         **{name: "auto" for name in FUSED_OPERATORS if config.value_of(name) is True},
@@ -374,6 +377,7 @@ def reference_settings(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
         "openai_gelu": is_tanh,
         **recomputation,
         "model_parallel_size": None,
+        "expert_parallel_size": None,
         "pipe_parallel_size": None,
         "sequence_parallel": None,
         "pipeline_schedule": None,

@@ -25,7 +25,7 @@ from neox_config.schema.sections.generation import GenerationSection
 from neox_config.schema.sections.precision import PrecisionSection
 from neox_config.spec.model import Retrieval, Vocabulary
 from neox_config.spec.recorded import MODEL_SECTIONS, fusions_off
-from neox_config.spec.run import DataType
+from neox_config.spec.run import AnyDataType, DataType
 from neox_data.preprocess.chat_template import ChatTemplate, load_chat_template
 from neox_data.preprocess.chat_tokens import encode_conversation, end_of_answer, ends_of_answers
 from neox_data.preprocess.conversations import messages_in
@@ -491,7 +491,7 @@ def _of_hf(found: HuggingFaceModel, precision: DataType | None) -> Model:
     return Model(module, resolved, found.tokenizer.tokenizer, str(found.folder))
 
 
-def _built(resolved: Resolved, rows: int, kind: DataType) -> SequentialModel:
+def _built(resolved: Resolved, rows: int, kind: AnyDataType) -> SequentialModel:
     """Build a model whose weights have a precision, for which its operators are chosen."""
     run = replace(resolved.run, precision=replace(resolved.run.precision, weights=kind))
     module = build_sequential(resolved.model, run, rows, device=computing_device())

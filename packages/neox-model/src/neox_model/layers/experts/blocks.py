@@ -34,6 +34,7 @@ class ExpertBlocks(nn.Module):
         init: fills `up` and `gate`.
         output_init: fills `down`.
         group: the ranks over which each expert's width is split.
+        experts: the ranks that divide the experts.
     """
 
     def __init__(
@@ -50,22 +51,23 @@ class ExpertBlocks(nn.Module):
         bias: bool = False,
         product: ExpertProduct | None = None,
         group: Group = SINGLE_RANK,
+        experts: Group = SINGLE_RANK,
     ) -> None:
         super().__init__()
         self.activation = activation
         self.gated = gated or (lambda up, gate: up * activation(gate))
         self.product = looped_product if product is None else product
         wide, narrow = (number, hidden_size, width), (number, width, hidden_size)
-        self.up = logical_parameter(wide, init=init, group=group, split_dim=2)
-        self.gate = logical_parameter(wide, init=init, group=group, split_dim=2) if is_gated else None
-        self.down = logical_parameter(narrow, init=output_init, group=group, split_dim=1)
-        biases = partial(logical_parameter, init=zero_init, group=group, split_dim=1, is_biases=True)
+        parameter = partial(logical_parameter, group=group, experts=experts)
+        self.up = parameter(wide, init=init, split_dim=2)
+        self.gate = parameter(wide, init=init, split_dim=2) if is_gated else None
+        self.down = parameter(narrow, init=output_init, split_dim=1)
+        biases = partial(parameter, init=zero_init, split_dim=1, is_biases=True)
         self.up_bias = biases((number, width)) if bias else None
         self.gate_bias = biases((number, width)) if bias and is_gated else None
+        whole = partial(partial_parameter, experts=experts, is_biases=True)
+        self.down_bias = whole((number, hidden_size), zero_init, group) if bias else None
         # Outputs are summed over ranks: the first adds it, and the gradient of the others is 0.
-        self.down_bias = (
-            partial_parameter((number, hidden_size), zero_init, group, is_biases=True) if bias else None
-        )
         self.down_share = float(group.rank == 0)
 
     def forward(self, rows_RD: Tensor, counts_E: Tensor) -> Tensor:
@@ -73,7 +75,7 @@ class ExpertBlocks(nn.Module):
 
         Args:
             rows_RD: rows sorted by expert.
-            counts_E: number of rows of each expert; their sum is R.
+            counts_E: number of rows of each of this rank's experts; their sum is R.
         """
         places_RE = None if self.up_bias is None else _places(counts_E, rows_RD)
         wide_RF = _biased(self.product(rows_RD, self.up, counts_E), places_RE, self.up_bias)

@@ -242,11 +242,9 @@ def sinkhorn(logits_TE: Tensor) -> Tensor:
     return of_experts * costs_TE * of_tokens.unsqueeze(1)
 
 
-def partial_parameter(
-    shape: tuple[int, ...], init: InitMethod, group: Group, *, is_biases: bool = False
-) -> nn.Parameter:
+def partial_parameter(shape: tuple[int, ...], init: InitMethod, group: Group, **options: Any) -> nn.Parameter:
     """Return a parameter of which each tensor-parallel rank computes a part of the gradient."""
-    parameter = logical_parameter(shape, init=init, group=group, is_biases=is_biases)
+    parameter = logical_parameter(shape, init=init, group=group, **options)
     if group.size > 1 and not has_partial_gradient(parameter):
         mark_partial(parameter, group)
     return parameter
