@@ -63,7 +63,6 @@ ARCHITECTURES = {
         "moe_expert_bias": True,
         "moe_jitter_eps": 0.1,
         "moe_shared_width": 16,
-        "moe_shared_gate": True,
     },
     "experts in a loop, chosen by sinkhorn": {
         "pos_emb": "rotary",
