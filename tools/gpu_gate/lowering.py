@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 from unittest import mock
 
@@ -126,10 +125,9 @@ def count_graph_breaks(block: Run, inputs: Sequence[Tensor | None], backend: Run
         inputs: its arguments.
         backend: called by torch.compile with each graph.
     """
-    for function in chain.from_iterable(
-        module.COMPILE_DISABLED for module in (collectives, random, flex, blocks)
-    ):
-        function.disable_compile()
+    for module in (collectives, random, flex, blocks):
+        for function in module.COMPILE_DISABLED:
+            function.disable_compile()
     counters.clear()
     torch.compile(block, backend=backend, dynamic=False)(*inputs)
     return sum(counters["graph_break"].values())

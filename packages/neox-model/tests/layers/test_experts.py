@@ -158,7 +158,7 @@ def test_the_host_reads_nothing_from_the_device(router: str) -> None:
     layer = experts(router=ROUTERS[router], activation=functional.silu, is_gated=True)
     shapes = {name: each.shape for name, each in layer.named_parameters()}
     with FakeTensorMode():
-        layer._apply(lambda each: torch.empty_like(each, dtype=bfloat16_if_floating(each.dtype)))
+        layer._apply(lambda each: torch.empty(each.shape, dtype=bfloat16_if_floating(each.dtype)))
         if layer.router.bias is not None:
             layer.router.bias = torch.zeros(NUMBER)
         layer.experts.product = grouped_product
