@@ -27,7 +27,7 @@ from neox_model.assembly.choices import DTYPES, all_ranks_agree
 from neox_model.assembly.compiler_cache import private_compiler_cache
 from neox_model.errors import ModelError
 from neox_model.layers.attention import flex, parallel_attention
-from neox_model.layers.experts import Router, blocks
+from neox_model.layers.experts import Router, blocks, dispatch
 from neox_model.layers.residual_layer import ResidualLayer
 from neox_model.parallel import collectives, random, sequence
 from neox_model.parallel.groups import Groups
@@ -143,7 +143,7 @@ class _Trial:
         eager_seconds, expected = self._in_training(self._seconds), self._output()
         private_compiler_cache()
         torch.compiler.reset()
-        for module in (collectives, sequence, random, flex, parallel_attention, blocks):
+        for module in (collectives, sequence, random, flex, parallel_attention, blocks, dispatch):
             for function in module.COMPILE_DISABLED:
                 function.disable_compile()
         # They differ by kind of attention, and between training and evaluation.

@@ -6,12 +6,15 @@ from neox_model.layers.experts.blocks import (
     looped_product,
     uncompiled_grouped_product,
 )
+from neox_model.layers.experts.dispatch import LOCAL_DISPATCH, Dispatcher
 from neox_model.layers.experts.layer import Experts
 from neox_model.layers.experts.router import SCORES, Balance, Router, sinkhorn
 
 __all__ = [
+    "LOCAL_DISPATCH",
     "SCORES",
     "Balance",
+    "Dispatcher",
     "ExpertBlocks",
     "Experts",
     "Router",
