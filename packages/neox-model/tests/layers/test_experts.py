@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.nn import functional
 
 from neox_config.estimate import flops_per_token
@@ -26,7 +27,7 @@ from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.parallel.logical import model_states, named_logical_parameters
 from support.settings import specs_from
 
-WIDTH, INNER, LENGTH, BATCH, NUMBER = 8, 12, 7, 3, 5
+WIDTH, INNER, LENGTH, BATCH, NUMBER = 8, 16, 7, 3, 5
 NORMAL = build_init_method("normal", std=0.5, hidden_size=WIDTH, num_layers=2)
 
 
@@ -138,6 +139,40 @@ def test_what_was_in_memory_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> 
 def poisoned(make: Any, *arguments: Any, **options: Any) -> Tensor:
     found = make(*arguments, **options)
     return found.fill_(float("nan")) if found.is_floating_point() else found
+
+
+ROUTERS = {
+    "balanced": {
+        "balance": Balance(loss=0.1, z_loss=0.1, jitter=0.1),
+        "has_bias": True,
+        "scores": "sigmoid",
+        "normalized": True,
+    },
+    "sinkhorn": {"balance": Balance(sinkhorn=True)},
+}
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_the_host_reads_nothing_from_the_device(router: str) -> None:
+    """Tensors have no values, so that reading one, or a shape that depends on them, is an error."""
+    layer = experts(router=ROUTERS[router], activation=functional.silu, is_gated=True)
+    shapes = {name: each.shape for name, each in layer.named_parameters()}
+    with FakeTensorMode():
+        layer._apply(lambda each: torch.empty(each.shape, dtype=bfloat16_if_floating(each.dtype)))
+        if layer.router.bias is not None:
+            layer.router.bias = torch.zeros(NUMBER)
+        layer.experts.product = grouped_product
+        inputs = torch.empty(LENGTH, BATCH, WIDTH, dtype=torch.bfloat16, requires_grad=True)
+        layer(inputs)[0].sum().backward()
+        assert {name: each.grad.shape for name, each in layer.named_parameters()} == shapes
+        layer.router.move_bias(layer.router.take_counts(), 0.1)
+        layer.experts.product = looped_product
+        with pytest.raises(DataDependentOutputException):
+            layer(inputs)
+
+
+def bfloat16_if_floating(dtype: torch.dtype) -> torch.dtype:
+    return torch.bfloat16 if dtype.is_floating_point else dtype
 
 
 def neox_sinkhorn(cost: Tensor) -> Tensor:

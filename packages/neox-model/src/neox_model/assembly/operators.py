@@ -41,7 +41,12 @@ from neox_kernels.operator import MakeExample
 from neox_model.assembly.choices import DTYPES, all_ranks_agree
 from neox_model.assembly.compiler_cache import private_compiler_cache
 from neox_model.layers.attention.dense import hidden_keys
-from neox_model.layers.experts import LOCAL_DISPATCH, Dispatcher, grouped_product
+from neox_model.layers.experts import (
+    LOCAL_DISPATCH,
+    Dispatcher,
+    grouped_product,
+    uncompiled_grouped_product,
+)
 from neox_model.parallel.cross_entropy import LossOperator, chunk_rows_on
 from neox_model.parallel.groups import Groups
 
@@ -143,9 +148,10 @@ def choose_operators(
     if experts is not None:
         why_not = _why_not_grouped(spec.width, experts.width // ranks, chooser)
         logger.info("experts: %s", why_not or "products of all experts are one operator (grouped_mm)")
+        grouped = grouped_product if dtype == torch.bfloat16 else uncompiled_grouped_product
         found = replace(
             found,
-            expert_product=None if why_not else grouped_product,
+            expert_product=None if why_not else grouped,
             expert_dispatch=Dispatcher(groups.experts),
         )
     return found

@@ -16,7 +16,6 @@ from neox_config.pluralize import pluralize
 from neox_model.commands import ModelCommands
 from neox_model.convert.neox.folder import find_folder
 from neox_model.convert.output import refuse_existing
-from neox_model.convert.requests import check_adapters, check_model, check_side, read_config
 from neox_model.inspection.finding import find_checkpoint
 
 __all__ = ["main"]
@@ -134,7 +133,7 @@ def write_hugging_face(load: Path, output: Path, **options: Any) -> None:
 def read_hugging_face(folder: Path, output: Path, **options: Any) -> None:
     """Write a model of Hugging Face's transformers as a checkpoint, with a configuration."""
     refuse_existing(output)
-    check_model(folder)
+    _request("check_model", folder)
     _convert("convert.from_hf:from_hf", folder, output, **options)
 
 
@@ -166,7 +165,7 @@ def write_peft(load: Path, model: Path, output: Path, **options: Any) -> None:
     """Write adapters (LoRA) for Hugging Face's peft."""
     refuse_existing(output)
     checkpoint = find_checkpoint(load)
-    read_config(model)
+    _request("read_config", model)
     _convert("convert.to_peft:to_peft", checkpoint, output, model=model, **options)
 
 
@@ -199,7 +198,7 @@ def read_peft(folder: Path, output: Path, base: Path, model: Path | None, **opti
     """Write adapters (LoRA) of Hugging Face's peft as a checkpoint, with a configuration."""
     refuse_existing(output)
     checkpoint = find_checkpoint(base)
-    check_adapters(folder, model)
+    _request("check_adapters", folder, model)
     _convert("convert.from_peft:from_peft", folder, output, base=checkpoint, model=model, **options)
 
 
@@ -303,7 +302,7 @@ def verify(one: Path, other: Path, vocab_file: Path | None, merge_file: Path | N
     Weights that were only rounded to another data type count as equal, and are reported.
     """
     for folder in (one, other):
-        check_side(folder)
+        _request("check_side", folder)
     result = _with_torch("convert.verify:verify")(one, other, vocab_file=vocab_file, merge_file=merge_file)
     lines = [
         f"{result['verdict']}: {pluralize(result['tensors'], 'tensor')}",
@@ -313,6 +312,11 @@ def verify(one: Path, other: Path, vocab_file: Path | None, merge_file: Path | N
     click.echo(finite_json.dumps(result, indent=2) if as_json else "\n".join(lines))
     if result["verdict"] == "different":
         sys.exit(1)
+
+
+def _request(name: str, *folders: Path) -> None:
+    """Call a function of `requests`, which imports tokenizers, for which `--help` must not wait."""
+    resolve_name(f"neox_model.convert.requests:{name}")(*folders)
 
 
 def _with_torch(name: str) -> Any:

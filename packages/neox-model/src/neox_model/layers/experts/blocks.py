@@ -8,10 +8,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from neox_model.parallel.compile_disabled import CompileDisabled
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.logical import InitMethod, logical_parameter
 
-__all__ = ["ExpertBlocks", "ExpertProduct", "grouped_product", "looped_product"]
+__all__ = [
+    "COMPILE_DISABLED",
+    "ExpertBlocks",
+    "ExpertProduct",
+    "grouped_product",
+    "looped_product",
+    "uncompiled_grouped_product",
+]
 
 # (rows [R, I] sorted by expert, weights [E, I, O], rows of each expert [E]) -> [R, O]
 ExpertProduct = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -98,7 +106,13 @@ def grouped_product(rows_RI: Tensor, weight_EIO: Tensor, counts_E: Tensor) -> Te
     return found
 
 
-def looped_product(rows_RI: Tensor, weight_EIO: Tensor, counts_E: Tensor) -> Tensor:
+def _looped_product(rows_RI: Tensor, weight_EIO: Tensor, counts_E: Tensor) -> Tensor:
     """Return the same as `grouped_product`, one expert after the other; the host waits for the counts."""
     parts = zip(rows_RI.split(counts_E.tolist()), weight_EIO.unbind(), strict=True)
     return torch.cat([part @ matrix for part, matrix in parts])
+
+
+# The loop depends on values of tensors, and torch.compile knows the grouped product of bfloat16 alone.
+looped_product = CompileDisabled(_looped_product)
+uncompiled_grouped_product = CompileDisabled(grouped_product)
+COMPILE_DISABLED = (looped_product, uncompiled_grouped_product)

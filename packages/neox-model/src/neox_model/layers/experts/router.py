@@ -101,8 +101,8 @@ class Router(nn.Module):
             counts_BE = places_BE.new_zeros(len(places_BE), self.number)
             counts_BE.scatter_add_(1, places_BE, torch.ones_like(places_BE))
             if self.training and logits_SBE.requires_grad:
-                gradient = self._gradient(logits_SBE.detach(), counts_BE)
-                logits_SBE = _Observed.apply(logits_SBE, gradient, counts_BE.sum(dim=0), self)
+                loss = self._balance_loss(logits_SBE, counts_BE)
+                logits_SBE = _Observed.apply(logits_SBE, loss, counts_BE.sum(dim=0), self.counts)
             weights_SBK = self.scores(logits_SBE).gather(-1, experts_SBK)
             if self.normalized:
                 weights_SBK = weights_SBK / weights_SBK.sum(dim=-1, keepdim=True)
@@ -118,12 +118,10 @@ class Router(nn.Module):
             scores_SBE = scores_SBE + self.bias
         return scores_SBE.topk(self.chosen, dim=-1).indices
 
-    @torch.enable_grad()
-    def _gradient(self, logits_SBE: Tensor, counts_BE: Tensor) -> Tensor | None:
-        """Return this rank's part of the gradient of the balancing losses; None if there are none."""
+    def _balance_loss(self, logits_SBE: Tensor, counts_BE: Tensor) -> Tensor | None:
+        """Return this rank's part of the balancing losses, times the loss scale; None if there are none."""
         if not self.balance.loss and not self.balance.z_loss:
             return None
-        logits_SBE.requires_grad_()
         total = logits_SBE.new_zeros(())
         if self.balance.loss:
             scores_SBE = self.scores(logits_SBE)
@@ -132,8 +130,9 @@ class Router(nn.Module):
             total = total + self.balance.loss * (shares_BE * loads_BE).sum(dim=-1).mean()
         if self.balance.z_loss:
             total = total + self.balance.z_loss * logits_SBE.logsumexp(dim=-1).square().mean()
-        (gradient,) = torch.autograd.grad(total / (self.balance.accumulation * self.group.size), logits_SBE)
-        return gradient
+        scale = self.loss_scale()
+        total = total / (self.balance.accumulation * self.group.size)
+        return total if scale is None else total * scale
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Router":
         """Move the bias with the module, and keep it in float32, of which its small changes have need."""
@@ -181,22 +180,20 @@ class Router(nn.Module):
 
 
 class _Observed(torch.autograd.Function):
-    """Returns the logits; the backward pass counts the tokens of experts, and adds a gradient."""
+    """Returns the logits; the backward pass counts the tokens of experts, and begins that of a loss."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, gradient: Tensor | None, counts: Tensor, router: Router) -> Tensor:
-        ctx.save_for_backward(gradient, counts)
-        ctx.router = router
+    def forward(ctx: Any, logits: Tensor, loss: Tensor | None, counts: Tensor, total: Tensor) -> Tensor:
+        ctx.save_for_backward(loss, counts)
+        # Not saved, because other micro-batches may change it before this one's backward pass.
+        ctx.total = total
         return logits.view_as(logits)
 
     @staticmethod
-    def backward(ctx: Any, of_logits: Tensor) -> tuple[Tensor, None, None, None]:
-        gradient, counts = ctx.saved_tensors
-        ctx.router.counts += counts
-        if gradient is not None:
-            scale = ctx.router.loss_scale()
-            of_logits = of_logits + (gradient if scale is None else gradient * scale)
-        return of_logits, None, None, None
+    def backward(ctx: Any, of_logits: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        loss, counts = ctx.saved_tensors
+        ctx.total.add_(counts)
+        return of_logits, None if loss is None else torch.ones_like(loss), None, None
 
 
 def sinkhorn(logits_TE: Tensor) -> Tensor:
