@@ -269,6 +269,8 @@ def build_sequential(
         device: where its weights are.
     """
     plain = replace(spec, embedding=replace(spec.embedding, multiple=1))
+    # Operators that compute in every data type, because callers choose one, or several.
+    run = replace(run, precision=replace(run.precision, weights="fp64"))
     plan = build_plan(plain, run, SINGLE_PROCESS, vocab_size=vocab_size)
     with torch.device(device):
         model = SequentialModel(plan, loss_fn=_no_loss)
