@@ -196,10 +196,15 @@ def _write(aside: Path, dense: Checkpoint, split: Split, resolved: Resolved, con
             init(rows, generator)
             return [rows.repeat_interleave(split.granularity, dim=0).to(dtype)]
         matrix, is_down = dense.whole(source).t(), name.endswith("down")
-        slices = (matrix * split.granularity if is_down else matrix).chunk(split.granularity, 1 - is_down)
+        slices = (matrix * _factor(split) if is_down else matrix).chunk(split.granularity, 1 - is_down)
         return (slices[expert % split.granularity].contiguous() for expert in range(split.experts))
 
     return write_checkpoint(aside, tensors, values, config)
+
+
+def _factor(split: Split) -> int:
+    """Return the factor of output matrices: each of the slices of a copy has its part of the weight."""
+    return split.granularity
 
 
 def _source(name: str) -> str:
