@@ -159,3 +159,19 @@ def test_experts_of_gpt_neox_without_a_gate_fit_no_class():
 
     with refused(ConversionError, "MixtralForCausalLM", "activation"):
         fitting_family(resolve(config, devices=1).model, None)
+
+
+@pytest.mark.parametrize("gap", [1e-3, 1e-7])
+def test_positions_are_compared_up_to_a_choice_between_equal_scores(gap):
+    from neox_model.convert.proof.choices import clear_choices
+    from neox_model.layers.experts import Router
+    from neox_model.parallel.linear import zero_init
+
+    router = Router(3, 3, chosen=1, init=zero_init)
+    with torch.no_grad():
+        router.weight.copy_(torch.eye(3))
+    hidden_SBD = torch.tensor([[[2.0, 1.0, 0.0]] * 2] * 4)
+    hidden_SBD[2, 1] = torch.tensor([1.0, 1.0 - gap, 0.0])
+    clear = clear_choices(torch.nn.Sequential(router), lambda: router(hidden_SBD))
+    assert clear.tolist() == [[True] * 4, [True, True, gap > 1e-5, gap > 1e-5]]
+    assert clear_choices(torch.nn.Linear(3, 3), lambda: None) is None

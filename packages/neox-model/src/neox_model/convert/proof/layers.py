@@ -7,6 +7,7 @@ large as what they are added to, so that a wrong one shows.
 
 import logging
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from neox_config.spec.run import RunSpec
 from neox_data.amount_progress import tracked
 from neox_model.convert.checkpoints import VOCABULARY, build_sequential
 from neox_model.convert.differences import mixers, simplest
+from neox_model.convert.proof.choices import clear_choices
 from neox_model.convert.proof.comparison import Figures
 from neox_model.convert.proof.sides import Sides, dtype_of
 from neox_model.convert.reference import computed, one_layer_model
@@ -73,8 +75,9 @@ def compare_layers(
                     inputs = {"inputs_embeds": hidden_BSD * scale, "use_cache": False}
                     with torch.no_grad():
                         found = computed(theirs, **inputs).last_hidden_state
-                    mine = ours.run(hidden_BSD * scale, adds_positions=True)
-                    figures.compare("layer", mine, found, where=where)
+                    compute = partial(ours.run, hidden_BSD * scale, adds_positions=True)
+                    clear = clear_choices(ours.model, compute)
+                    figures.compare("layer", compute(), found, where=where, where_clear=clear)
             if kind not in seen:
                 _compare_rotary(ours, theirs, figures)
             seen.add(kind)
