@@ -39,7 +39,7 @@ from neox_model.convert.proof.layers import OneLayer
 from neox_model.convert.tokenizer_files import write_json
 from neox_model.convert.written_checkpoint import recorded_config, write_checkpoint
 from neox_model.convert.yaml_file import CONFIGURATION, write_settings
-from neox_model.initialization import build_init_method
+from neox_model.parallel.logical import named_logical_parameters
 from neox_model.parallel.random import mixed_seed
 
 __all__ = ["Split", "upcycle"]
@@ -178,13 +178,8 @@ def _write(aside: Path, dense: Checkpoint, split: Split, resolved: Resolved, con
     shapes = tensor_shapes(resolved.model, resolved.run, dense.vocab_size)
     sources = {name: name if name in dense.shapes else _source(name) for name in shapes}
     tensors = [StreamedTensor(name, shape, dense.dtype(sources[name])) for name, shape in shapes.items()]
-    model = resolved.config.model
-    init = build_init_method(
-        model.init_method,
-        std=model.init_method_std,
-        hidden_size=model.hidden_size,
-        num_layers=model.num_layers,
-    )
+    model = build_sequential(resolved.model, resolved.run, dense.vocab_size, device="meta")
+    logical: dict[str, Any] = dict(named_logical_parameters(model))
 
     def values(name: str) -> Iterable[Tensor]:
         source, dtype = sources[name], dense.dtype(sources[name])
@@ -193,7 +188,7 @@ def _write(aside: Path, dense: Checkpoint, split: Split, resolved: Resolved, con
         if name.endswith(_ROUTER):
             generator = torch.Generator().manual_seed(mixed_seed("upcycle", split.seed, name))
             rows = torch.empty(split.experts // split.granularity, shapes[name][1])
-            init(rows, generator)
+            logical[name].logical.init(rows, generator)
             return [rows.repeat_interleave(split.granularity, dim=0).to(dtype)]
         matrix, is_down = dense.whole(source).t(), name.endswith("down")
         slices = (matrix * _factor(split) if is_down else matrix).chunk(split.granularity, 1 - is_down)
