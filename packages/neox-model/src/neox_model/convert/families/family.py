@@ -217,8 +217,8 @@ _CHECKS: Mapping[Any, Callable[[Any, str], Any]] = {**CHECKS, type_of(ModelSpec,
 class Row:
     """A module of ours (its name in a layer, or in the model), and those of theirs with the same numbers.
 
-    A tensor of ours that is in no module of its own becomes weights of modules. With a form by entry, the name
-    of theirs has "{}" for the number of the entry.
+    A tensor of ours that is in no module of its own becomes weights of modules. With a form by entry, the
+    name of theirs has "{}" for the number of the entry.
     """
 
     ours: str
