@@ -8,6 +8,7 @@ import pytest
 import transformers
 
 from neox_config.catalogue import PUBLISHED, find_model
+from neox_config.estimate.parameters import active_parameters, count_parameters
 from neox_model.convert.checkpoints import tensor_shapes
 from neox_model.convert.differences import differences
 from neox_model.convert.families import family_of_config
@@ -168,6 +169,29 @@ def opt(layers: int, width: int, heads: int) -> Config:
     }
 
 
+def gpt_oss(layers: int, experts: int) -> Config:
+    scaling = {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    }
+    others = {
+        "attention_bias": True,
+        "head_dim": 64,
+        "layer_types": ["sliding_attention", "full_attention"] * (layers // 2),
+        "num_experts_per_tok": 4,
+        "num_local_experts": experts,
+        "rope_scaling": scaling,
+        "rope_theta": 150000,
+        "sliding_window": 128,
+        "swiglu_limit": 7.0,
+    }
+    return llama((layers, 2880, 64, 8, 2880), 201088, 131072, model_type="gpt_oss", **others)
+
+
 # What determines the architecture in the config.json that was published with the weights.
 CONFIG_JSON: Mapping[str, Config] = {
     "gpt-neox-20b": gpt_neox(44, 6144, 64, 50432, act="gelu_fast"),
@@ -229,11 +253,14 @@ CONFIG_JSON: Mapping[str, Config] = {
     "opt-6.7b": opt(32, 4096, 32),
     "opt-13b": opt(40, 5120, 40),
     "opt-30b": opt(48, 7168, 56),
+    "gpt-oss-20b": gpt_oss(24, 32),
+    "gpt-oss-120b": gpt_oss(36, 128),
 }
 # One of each class.
 BUILT = (
     *("pythia-160m", "gpt2-medium", "llama-3.2-1b", "mistral-7b-v0.1", "qwen2-0.5b", "qwen3-0.6b"),
     *("olmo-2-1b", "olmo-3-7b", "gemma-2-2b", "gemma-3-270m", "smollm3-3b", "phi-3-mini-4k", "opt-125m"),
+    "gpt-oss-20b",
 )
 
 
@@ -261,6 +288,15 @@ def test_a_difference_from_the_config_json_is_found():
     (found,) = differences(find_model("mistral-7b-v0.1").resolved.model, theirs)
     assert "sliding-window-width" in found.option
     assert (found.value, found.theirs) == ("4095", "4094")
+
+
+@pytest.mark.parametrize(("name", "billions"), [("gpt-oss-20b", 3.6), ("gpt-oss-120b", 5.1)])
+def test_the_active_parameters_of_a_mixture_are_those_that_were_published(name, billions):
+    """Published without those of the embedding."""
+    model, published = find_model(name).resolved.model, PUBLISHED[name]
+    active = active_parameters(model, published.rows) - published.rows * model.width
+    assert round(active / 1e9, 1) == billions
+    assert sum(count_parameters(model, published.rows).values()) == published.parameters
 
 
 @pytest.mark.parametrize("name", slow_except(BUILT, "pythia-160m", "gpt2-medium", "gemma-3-270m"))

@@ -64,7 +64,7 @@ def test_generation_gives_the_tokens_of_transformers_with_and_without_a_cache(tm
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "qwen3"])
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "qwen3", "gpt_oss"])
 def test_logits_in_bfloat16_are_as_exact_as_those_of_transformers(tmp_path, family):
     """Errors against float64; each rounds in other places."""
     errors = []
@@ -99,7 +99,7 @@ def on_two_ranks(load: str, prompts: list[str]) -> list[list[int]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "family", ["gemma2", "gemma3_text", "olmo2", "phi3", "mixtral", "qwen2_moe", "olmoe"]
+    "family", ["gemma2", "gemma3_text", "olmo2", "phi3", "mixtral", "qwen2_moe", "olmoe", "gpt_oss"]
 )
 def test_two_tensor_parallel_ranks_generate_what_one_process_generates(tmp_path, monkeypatch, family):
     heads = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 20}
@@ -117,10 +117,13 @@ def test_two_tensor_parallel_ranks_generate_what_one_process_generates(tmp_path,
     assert len({tuple(each) for each in found[0]}) == 3
 
 
-@pytest.mark.parametrize("family", slow_except(["gemma3_text", "smollm3", "mixtral"], "gemma3_text"))
+@pytest.mark.parametrize(
+    "family", slow_except(["gemma3_text", "smollm3", "mixtral", "gpt_oss"], "gemma3_text")
+)
 def test_documents_in_one_sequence_have_the_logits_of_transformers_for_each_alone(tmp_path, family):
-    """Of a class with windows, and of one whose layers partly have no positions."""
+    """Of classes with windows, and of one whose layers partly have no positions."""
     own = {
+        "gpt_oss": {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
         "gemma3_text": {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
         "mixtral": {"sliding_window": 5, "num_local_experts": 5},
         "smollm3": {"no_rope_layers": [1, 0], "use_sliding_window": True, "sliding_window": 5},

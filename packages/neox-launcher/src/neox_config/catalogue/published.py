@@ -90,5 +90,7 @@ PUBLISHED: Mapping[str, Published] = {
     "opt-6.7b": Published("OPT", 50272, 6_658_473_984, "OPT"),
     "opt-13b": Published("OPT", 50272, 12_853_473_280, "OPT"),
     "opt-30b": Published("OPT", 50272, 29_974_540_288, "OPT"),
+    "gpt-oss-20b": Published("gpt-oss", 201088, 20_914_757_184, _APACHE),
+    "gpt-oss-120b": Published("gpt-oss", 201088, 116_829_156_672, _APACHE),
 }
 """By name, which is that of the file of the architecture."""

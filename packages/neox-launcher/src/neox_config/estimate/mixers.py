@@ -308,6 +308,8 @@ def _tensors_of_experts(channel: Experts, layer: Layer, model: ModelSpec) -> Ite
     """Yield the router, one tensor per matrix of all experts, and the expert for all tokens."""
     width, each = model.width, channel.width * model.width
     yield Weights("experts", channel.number * width, multiplies=True, row=width)
+    if channel.logits_bias:
+        yield Weights("experts", channel.number)
     for name in ("up", "gate", "down") if channel.is_gated else ("up", "down"):
         yield Weights(
             "experts",
@@ -318,6 +320,10 @@ def _tensors_of_experts(channel: Experts, layer: Layer, model: ModelSpec) -> Ite
             splits_columns=name == "down",
             active=channel.chosen * each,
         )
+        if channel.biases:
+            row = width if name == "down" else channel.width
+            active = channel.chosen * row
+            yield Weights("experts", channel.number * row, is_split=name != "down", active=active)
     if channel.shared is not None:
         for tensor in _tensors_of_mlp(channel.shared, layer, replace(model, adapters=None)):
             yield tensor._replace(part="experts")
@@ -332,10 +338,11 @@ def _kept_by_experts(channel: Experts, layer: Layer, setup: Setup, is_compiled: 
     router: its input in float32, logits and scores.
     """
     plain = ACTIVATION_FACTS[channel.activation.replace("gelu_tanh", "gelu")].kept_tensors
-    tensors = plain + (3 if channel.is_gated else 1)
+    tensors = plain + (3 if channel.is_gated else 1) + (0 if channel.is_plain else 4)
     size, ranks, width = setup.element_bytes, setup.run.layout.tensor, setup.model.width
     # The caller divides by the number of ranks what they split.
-    rows = channel.chosen * (tensors * size * channel.width + (2 * size * width + 16) * ranks)
+    places = 16 + (size * channel.number if channel.biases else 0)
+    rows = channel.chosen * (tensors * size * channel.width + (2 * size * width + places) * ranks)
     router = (4 * width + 16 * channel.number) * ranks
     shared = 0 if channel.shared is None else _kept_by_mlp(channel.shared, layer, setup, is_compiled, device)
     return rows + router + shared + (size * width * ranks if channel.shared_gate else 0)
@@ -404,6 +411,8 @@ _COSTS: Mapping[type[Any], Cost] = {
         bias=lambda channel: False,
         partial=lambda channel, layer, model: (
             channel.number * model.width,
+            *([channel.number] if channel.logits_bias else []),
+            *([channel.number * model.width] if channel.biases else []),
             *([model.width] if channel.shared_gate else []),
         ),
     ),

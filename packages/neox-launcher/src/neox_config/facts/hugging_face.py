@@ -23,6 +23,7 @@ HfFamily = Literal[
     "qwen2_moe",
     "qwen3_moe",
     "olmoe",
+    "gpt_oss",
 ]
 CLASSES: Mapping[str, str] = {
     "gpt_neox": "GPTNeoXForCausalLM",
@@ -42,5 +43,6 @@ CLASSES: Mapping[str, str] = {
     "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "olmoe": "OlmoeForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
 }
 """`model_type` -> name of the class, the first that fits being the one that is written."""

@@ -157,18 +157,21 @@ def _mlp(channel: kinds.MLP, width: int, run: RunSpec, inits: Options, operators
     }
     if channel.is_gated:
         is_fused = operators.gated_again is not None
-        options["gated_activation"] = operators.gated_activation
-        if not channel.is_plain:
-            # Not an operator to choose: it computes something else, also where no operator is chosen.
-            options["gated_activation"] = partial(
-                clamped_swiglu, limit=channel.limit, alpha=channel.alpha, up_offset=channel.up_offset
-            )
+        # Not an operator to choose: it computes something else, also where no operator is chosen.
+        options["gated_activation"] = _clamped(channel) or operators.gated_activation
         options["gated_again"] = operators.gated_again
         options["recomputes_product"] = run.recomputation.recomputes_product(is_fused=is_fused)
         options["adds_gradients"] = not run.layout.splits_backward
         return partial(GatedMLP, width, channel.width, **options)
     options["bias_activation"] = operators.bias_gelu
     return partial(MLP, width, channel.width, **options)
+
+
+def _clamped(channel: kinds.MLP | kinds.Experts) -> Callable[..., Tensor] | None:
+    """Return the function of up and gate; None: it only activates and multiplies."""
+    if channel.is_plain:
+        return None
+    return partial(clamped_swiglu, limit=channel.limit, alpha=channel.alpha, up_offset=channel.up_offset)
 
 
 def _experts(
@@ -202,7 +205,11 @@ def _experts(
         chosen=channel.chosen,
         scores=channel.scores,
         normalized=channel.normalized,
+        scale=channel.weight_scale,
+        groups=channel.groups,
+        top_groups=channel.top_groups,
         has_bias=channel.has_bias,
+        has_logits_bias=channel.logits_bias,
         balance=balance,
         init=inits["init"],
         group=group,
@@ -213,6 +220,8 @@ def _experts(
         width=channel.width,
         activation=build_activation(channel.activation),
         is_gated=channel.is_gated,
+        gated=_clamped(channel),
+        bias=channel.biases,
         product=operators.expert_product,
         init=inits["init"],
         output_init=inits["output_init"],

@@ -91,15 +91,22 @@ def load_config(folder: Path, family: Family) -> Any:
     """Return the configuration as the class reads it."""
     kind = _class(family)
     with _reporting(ConversionError, f"cannot read {folder / 'config.json'}"):
-        return kind.config_class.from_pretrained(folder, local_files_only=True)
+        return _plain(kind.config_class.from_pretrained(folder, local_files_only=True))
+
+
+def _plain(config: Any) -> Any:
+    """Let experts be computed one after the other: grouped products require widths of 16 bytes."""
+    config._experts_implementation = "eager"
+    return config
 
 
 def load_model(folder: Path, family: Family) -> Any:
     """Return the model in float32; raise ProofError if weights are missing, unexpected or misshapen."""
-    kind = _class(family)
+    kind, config = _class(family), load_config(folder, family)
     with _reporting(ProofError, f"cannot load {folder}"):
         model, info = kind.from_pretrained(
             folder,
+            config=config,
             local_files_only=True,
             output_loading_info=True,
             dtype=torch.float32,
@@ -178,7 +185,7 @@ def one_layer_model(config: Any, family: Family, layer: int) -> Any:
             )
             values |= {"mlp_only_layers": [] if has_experts else [0], "decoder_sparse_step": 1}
         values |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-        return kind(type(config)(**values, experts_implementation="eager")).eval().base_model
+        return kind(_plain(type(config)(**values))).eval().base_model
 
 
 def computed(model: Any, *arguments: Any, **options: Any) -> Any:

@@ -66,6 +66,11 @@ _COMMON: Mapping[str, Any] = {
     "adapters": None,
 }
 """What the models of all classes have, unless a table states something else, by path."""
+_UNPACK = (
+    'python -c "from transformers import AutoModelForCausalLM, Mxfp4Config; AutoModelForCausalLM.'
+    "from_pretrained('FOLDER', dtype='bfloat16', quantization_config=Mxfp4Config(dequantize=True))"
+    ".save_pretrained('OUTPUT', save_original_format=False)\"; cp FOLDER/*token* OUTPUT"
+)
 _REQUIRED: Mapping[str, tuple[Any, ...]] = {"quantization_config": (), "is_causal": (True,)}
 """Entries that no class may have otherwise, as in Family."""
 _ABSENT: Mapping[str, Any] = {
@@ -87,6 +92,8 @@ _ABSENT: Mapping[str, Any] = {
     "layers.channel.chosen": 1,
     "layers.channel.normalized": False,
     "layers.channel.shared_width": 1,
+    "layers.channel.limit": None,
+    "layers.channel.alpha": 1.0,
     "head.tied": False,
 }
 """What is written for a model without such a value, as one without an MLP, or experts."""
@@ -217,13 +224,19 @@ _CHECKS: Mapping[Any, Callable[[Any, str], Any]] = {**CHECKS, type_of(ModelSpec,
 class Row:
     """A module of ours (its name in a layer, or in the model), and those of theirs with the same numbers.
 
-    A tensor of ours that is in no module of its own becomes weights of modules. With a form by entry, the
-    name of theirs has "{}" for the number of the entry.
+    A tensor of ours that is in no module of its own becomes weights of modules.
+
+    Args:
+        ours: its name, or that of one of its tensors.
+        theirs: names of modules; with a form by entry, "{}" stands for the number of the entry.
+        form: how tensors become theirs.
+        kind: name of the tensor in theirs, if `ours` is one.
     """
 
     ours: str
     theirs: tuple[str, ...]
     form: Form = SAME
+    kind: str = "weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +286,9 @@ class Family:
             for each of its entries. The tables name these, and files have them.
         joined: module of theirs in a layer -> the modules whose outputs it has, one after another; the tables
             name these.
+        in_turn: tensor of theirs in a layer -> the tensors whose columns it has in turn; the tables name
+            these.
+        packed: endings of tensors in files with quantized weights.
         base_prefix: prefix that files of the model without its head lack.
         ignored: endings of tensors in older files that are not weights.
     """
@@ -288,6 +304,8 @@ class Family:
     other_names: Mapping[str, str] = field(default_factory=dict)
     in_memory: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    in_turn: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    packed: tuple[str, ...] = ()
     base_prefix: str = ""
     ignored: tuple[str, ...] = ()
 
@@ -300,6 +318,8 @@ class Family:
         """Return the model of a configuration of this class."""
         for name, allowed in {**_REQUIRED, **self.required}.items():
             value = lookup(config, name)
+            if value is not None and self.packed and name == "quantization_config":
+                raise self.refusal_of_packed("config.json")
             if value is not None and value not in allowed:
                 usable = f"only {' or '.join(map(str, allowed))}" if allowed else "only a model without it"
                 raise ConversionError(
@@ -344,10 +364,10 @@ class Family:
             module, _, kind = name.rpartition(".")
             index, part = part_of_layer(module)
             rows = inside if index is not None else outside
-            row = rows.get(part)
-            if row is None:
-                row, kind = rows.get(f"{part}.{kind}"), "weight"
-            if row is None:
+            row = rows.get(f"{part}.{kind}")
+            if row is not None:
+                kind = row.kind
+            elif (row := rows.get(part)) is None:
                 raise ConversionError(f"{self.class_name} has no place for {name}")
             prefix = "" if index is None else self.layer.format(index)
             attention = attention_of(spec.layers[index or 0])
@@ -376,6 +396,11 @@ class Family:
 
     def joined_parts(self, name: str) -> tuple[str, tuple[str, ...]]:
         """Return the tensor that is stored, and its parts by their names in the tables, given one of them."""
+        for whole, parts in self.in_turn.items():
+            for part in parts:
+                if name.endswith(f".{part}"):
+                    prefix = name.removesuffix(part)
+                    return f"{prefix}{whole}", tuple(f"{prefix}{each}" for each in parts)
         module, _, kind = name.rpartition(".")
         for whole, parts in self.joined.items():
             for part in parts:
@@ -383,6 +408,17 @@ class Family:
                     prefix = module.removesuffix(part)
                     return f"{prefix}{whole}.{kind}", tuple(f"{prefix}{each}.{kind}" for each in parts)
         return name, (name,)
+
+    def has_columns_in_turn(self, whole: str) -> bool:
+        """Return whether the parts of a tensor are its columns in turn, not its rows one after another."""
+        return whole.endswith(tuple(f".{each}" for each in self.in_turn)) if self.in_turn else False
+
+    def refusal_of_packed(self, where: str) -> ConversionError:
+        """Return the error for quantized weights."""
+        return ConversionError(
+            f"{where} has weights in MXFP4, which cannot be trained; write them in bfloat16, copy the "
+            f"tokenizer's files there, and convert that folder: {_UNPACK}"
+        )
 
     def weight_outside(self, ours: str) -> str:
         """Return the name of theirs of a weight of ours that is in no layer."""

@@ -152,7 +152,8 @@ def _compare_rotary(ours: OneLayer, theirs: Any, figures: Figures) -> None:
     kinds = {"layer_type": theirs.config.layer_types[0]} if hasattr(rotary, "layer_types") else {}
     found = rotary(torch.zeros(1, length, 1), torch.arange(length).unsqueeze(0), **kinds)
     for what, mine, other in zip(("cosines", "sines"), tables, found, strict=True):
-        half = other[0, :, : other.shape[-1] // 2]
+        # Most classes repeat the columns for both halves of a head.
+        half = other[0, :, : mine.shape[-1]]
         figures.compare("rotary tables", mine[:length], half, where=f" ({what})")
 
 

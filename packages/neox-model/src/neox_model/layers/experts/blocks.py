@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from neox_model.parallel.compile_disabled import CompileDisabled
+from neox_model.layers.experts.router import partial_parameter
 from neox_model.parallel.groups import SINGLE_RANK, Group
+from neox_model.parallel.linear import zero_init
 from neox_model.parallel.logical import InitMethod, logical_parameter
 
 __all__ = [
@@ -34,6 +36,8 @@ class ExpertBlocks(nn.Module):
         width: width between the projections of an expert.
         activation: elementwise activation, of the gate if there is one.
         is_gated: experts have a second input projection, the gate.
+        gated: function of up and gate; None: up * activation(gate).
+        bias: the projections have biases, one row per expert.
         product: computes products with the matrices of all experts.
         init: fills `up` and `gate`.
         output_init: fills `down`.
@@ -51,18 +55,28 @@ class ExpertBlocks(nn.Module):
         init: InitMethod,
         output_init: InitMethod,
         is_gated: bool = False,
+        gated: Callable[[Tensor, Tensor], Tensor] | None = None,
+        bias: bool = False,
         product: ExpertProduct | None = None,
         group: Group = SINGLE_RANK,
         experts: Group = SINGLE_RANK,
     ) -> None:
         super().__init__()
         self.activation = activation
+        self.gated = gated or (lambda up, gate: up * activation(gate))
         self.product = looped_product if product is None else product
         wide, narrow = (number, hidden_size, width), (number, width, hidden_size)
         parameter = partial(logical_parameter, group=group, experts=experts)
         self.up = parameter(wide, init=init, split_dim=2)
         self.gate = parameter(wide, init=init, split_dim=2) if is_gated else None
         self.down = parameter(narrow, init=output_init, split_dim=1)
+        biases = partial(parameter, init=zero_init, split_dim=1, is_biases=True)
+        self.up_bias = biases((number, width)) if bias else None
+        self.gate_bias = biases((number, width)) if bias and is_gated else None
+        whole = partial(partial_parameter, experts=experts, is_biases=True)
+        self.down_bias = whole((number, hidden_size), zero_init, group) if bias else None
+        # Outputs are summed over ranks: the first adds it, and the gradient of the others is 0.
+        self.down_share = float(group.rank == 0)
 
     def forward(self, rows_RD: Tensor, counts_E: Tensor) -> Tensor:
         """Return the output of each row's expert; this rank's part of the sum over its width.
@@ -71,11 +85,34 @@ class ExpertBlocks(nn.Module):
             rows_RD: rows sorted by expert.
             counts_E: number of rows of each of this rank's experts; their sum is R.
         """
-        up_RF = self.product(rows_RD, self.up, counts_E)
+        places_RE = None if self.up_bias is None else _places(counts_E, rows_RD)
+        wide_RF = _biased(self.product(rows_RD, self.up, counts_E), places_RE, self.up_bias)
         if self.gate is None:
-            return self.product(self.activation(up_RF), self.down, counts_E)
-        gated_RF = up_RF * self.activation(self.product(rows_RD, self.gate, counts_E))
-        return self.product(gated_RF, self.down, counts_E)
+            wide_RF = self.activation(wide_RF)
+        else:
+            gate_RF = self.product(rows_RD, self.gate, counts_E)
+            wide_RF = self.gated(wide_RF, _biased(gate_RF, places_RE, self.gate_bias))
+        rows_RD = self.product(wide_RF, self.down, counts_E)
+        return _biased(rows_RD, places_RE, self.down_bias, share=self.down_share)
+
+
+def _places(counts_E: Tensor, rows_RD: Tensor) -> Tensor:
+    """Return 1 for the expert of each row, and 0 for the others [R, E]."""
+    ends_E = counts_E.cumsum(0)
+    rows_R1 = torch.arange(len(rows_RD), device=ends_E.device).unsqueeze(1)
+    return ((rows_R1 < ends_E) & (rows_R1 >= ends_E - counts_E)).to(rows_RD.dtype)
+
+
+def _biased(
+    rows_RO: Tensor, places_RE: Tensor | None, bias_EO: Tensor | None, *, share: float = 1.0
+) -> Tensor:
+    """Return each row plus a share of its expert's bias.
+
+    It is a product with the places, so that gradients are summed as those of matrices, and 0 without rows.
+    """
+    if places_RE is None or bias_EO is None:
+        return rows_RO
+    return torch.addmm(rows_RO, places_RE, bias_EO.to(rows_RO.dtype), alpha=share)
 
 
 class _ContiguousGradient(torch.autograd.Function):
