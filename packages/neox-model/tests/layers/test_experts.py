@@ -230,9 +230,7 @@ def gradients_of_balance(layer: Experts, *, recomputes: bool, keeps_all: bool = 
     return [*(each.grad for each in inputs), layer.router.weight.grad.clone()]
 
 
-def balanced_by_formula(
-    layer: Experts, over: str, scores: Any, *, loss: float, z_loss: float
-) -> list[Tensor]:
+def balanced_by_formula(layer: Experts, over: str, scores: Any, **given: float) -> list[Tensor]:
     """The same by autograd, with a loss scale of 8 and an accumulation of 3."""
     layer.router.balance = Balance()
     inputs = [each.requires_grad_() for each in micro_batches(3)]

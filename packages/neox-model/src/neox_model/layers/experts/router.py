@@ -197,7 +197,7 @@ class Router(nn.Module):
         ]
 
 
-# What a balancing loss balances -> (router, experts' tokens by sequence [B, E]) -> experts' tokens [B or 1, E].
+# What a balancing loss balances -> (router, experts' tokens by sequence [B, E]) -> their sums [B or 1, E].
 # Those of the batch are the update's up to this micro-batch, of all replicas.
 LOADS: Mapping[str, Callable[[Router, Tensor], Tensor]] = {
     "sequence": lambda router, counts_BE: counts_BE,
