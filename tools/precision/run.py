@@ -117,10 +117,7 @@ class Cell:
     @property
     def replicas(self) -> int:
         """Data-parallel size."""
-        settings = self.shape.settings
-        return self.shape.ranks // (
-            settings.get("model_parallel_size", 1) * max(1, settings.get("pipe_parallel_size", 1))
-        )
+        return self.shape.replicas
 
     @property
     def micro_batch(self) -> int:
