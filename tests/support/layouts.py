@@ -67,9 +67,9 @@ SETTINGS: dict[str, Any] = {
     "init_method_std": 0.1,
 }
 ARCHITECTURES = DENSE | EXPERTS
-# Those that generate texts, and whose losses have no weights.
+# Dense ones that generate texts, and whose losses have no weights.
 CAUSAL_ARCHITECTURES = tuple(
-    name for name, settings in ARCHITECTURES.items() if settings.get("objective") != "masked"
+    name for name, settings in DENSE.items() if settings.get("objective") != "masked"
 )
 
 

@@ -20,6 +20,7 @@ from precision.run import (
     Observed,
     Training,
     batches_of,
+    chosen_by_position,
     rounded_start,
 )
 from support.layouts import VOCAB, Layout, settings_of
@@ -97,7 +98,8 @@ def _train(
         for master in masters.values():
             master.grad = torch.zeros_like(master)
         for own in replicas:
-            losses += _accumulate(model, masters, own, factor=scale / accumulation, dtype=held)
+            with chosen_by_position():
+                losses += _accumulate(model, masters, own, factor=scale / accumulation, dtype=held)
         _finish_gradients(observed, masters, divisor=scale * len(replicas), max_norm=CLIPPING[clipping])
         optimizer.step()
         observed.losses.append(sum(losses) / len(losses))
