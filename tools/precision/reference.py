@@ -20,7 +20,7 @@ from precision.run import (
     Observed,
     Training,
     batches_of,
-    chosen_by_position,
+    choose_by_position,
     rounded_start,
 )
 from support.layouts import VOCAB, Layout, settings_of
@@ -82,6 +82,7 @@ def _train(
     resolved = resolved_from(settings)
     with rounded_start():
         model = build_model(resolved.model, resolved.run, SINGLE_PROCESS, vocab_size=VOCAB)
+    choose_by_position(model)
     for module in model.modules():
         if isinstance(module, Router):
             module.loss_scale = lambda: float(scale)
@@ -98,8 +99,7 @@ def _train(
         for master in masters.values():
             master.grad = torch.zeros_like(master)
         for own in replicas:
-            with chosen_by_position():
-                losses += _accumulate(model, masters, own, factor=scale / accumulation, dtype=held)
+            losses += _accumulate(model, masters, own, factor=scale / accumulation, dtype=held)
         _finish_gradients(observed, masters, divisor=scale * len(replicas), max_norm=CLIPPING[clipping])
         optimizer.step()
         observed.losses.append(sum(losses) / len(losses))

@@ -39,7 +39,7 @@ __all__ = [
     "Observed",
     "Training",
     "batches_of",
-    "chosen_by_position",
+    "choose_by_position",
     "observe",
     "rounded_start",
 ]
@@ -197,7 +197,7 @@ class Observed:
 
 def observe(cell: Cell, training: Training, *, scale: int = 128) -> Observed:
     """Train the cell in the present world; its first rank gets the result. Collective."""
-    with _torchs_linear(), chosen_by_position():
+    with _torchs_linear():
         return _observe(cell, training, cell.resolved(training, scale=scale))
 
 
@@ -205,6 +205,7 @@ def _observe(cell: Cell, training: Training, resolved: Resolved) -> Observed:
     forget_deepspeeds_world()
     with rounded_start():
         engine, step, groups, _ = layouts.start(resolved)
+    choose_by_position(engine.model)
     observed = Observed()
     before = _masters(engine, observed)
     batches = _share(cell, resolved, groups.data, updates=training.updates)
@@ -249,24 +250,14 @@ def rounded_start() -> Iterator[None]:
         initialization._fill = fill
 
 
-@contextmanager
-def chosen_by_position() -> Iterator[None]:
-    """Within, a token's position decides its experts, because rounding decides between like scores.
+def choose_by_position(model: nn.Module) -> None:
+    """Let a token's position decide its experts, because rounding decides between like scores.
 
     One token of a layer's 180 with another expert changes gradients of these small models by 2 to 8 %.
     """
-    choose = Router._choose
-
-    def by_position(self: Router, logits_SBE: Tensor) -> Tensor:
-        length, batch, _ = logits_SBE.shape
-        places_SK = torch.arange(length * self.chosen, device=logits_SBE.device).view(length, -1)
-        return (places_SK % self.number).unsqueeze(1).expand(-1, batch, -1)
-
-    Router._choose = by_position  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        Router._choose = choose  # type: ignore[method-assign]
+    for module in model.modules():
+        if isinstance(module, Router):
+            module.by_position = True
 
 
 def _init_rounded(init: Any, tensor: Tensor, generator: torch.Generator) -> None:

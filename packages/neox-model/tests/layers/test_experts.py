@@ -330,6 +330,18 @@ def test_evaluation_counts_no_tokens_and_a_bias_changes_the_choice_alone() -> No
     assert not torch.equal(chosen, others)
 
 
+def test_by_position_scores_give_weights_but_choose_nothing() -> None:
+    layer = experts(chosen=2)
+    layer.router.by_position = True
+    inputs = hidden()
+    weights, chosen, counts = layer.router(inputs)
+    expected = [[(2 * place) % NUMBER, (2 * place + 1) % NUMBER] for place in range(LENGTH)]
+    assert chosen.view(LENGTH, BATCH, 2)[:, 1].tolist() == expected
+    assert torch.equal(counts, chosen.flatten().bincount(minlength=NUMBER))
+    probabilities = (inputs.flatten(0, 1) @ layer.router.weight.t()).softmax(-1)
+    torch.testing.assert_close(weights, probabilities.gather(1, chosen))
+
+
 def test_a_bias_moves_towards_the_mean_and_is_centred() -> None:
     router = experts(router={"has_bias": True}).router
     router.move_bias(torch.tensor([10, 0, 4, 3, 3]), 0.5)

@@ -64,6 +64,8 @@ class Router(nn.Module):
         counts: tokens of each expert since `take_counts`, int64 [E].
         loss_scale: returns the loss scale of the backward pass, None without; the engine sets it.
         replicas: the data-parallel ranks; the engine sets them.
+        by_position: the position of a token decides its experts, not its scores, so that runs can be compared
+            whose rounding differs: of scores that are nearly equal, it decides which is larger.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Router(nn.Module):
         self.register_buffer("bias", torch.zeros(number) if has_bias else None, persistent=False)
         self.loss_scale: Callable[[], Tensor | float | None] = lambda: None
         self.replicas = SINGLE_RANK
+        self.by_position = False
 
     def forward(self, hidden_SBD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the weights and numbers of each token's experts [T, K], and the experts' tokens [E]."""
@@ -117,6 +120,10 @@ class Router(nn.Module):
 
     @torch.no_grad()
     def _choose(self, logits_SBE: Tensor) -> Tensor:
+        if self.by_position:
+            length, batch, _ = logits_SBE.shape
+            places_SK = torch.arange(length * self.chosen, device=logits_SBE.device).view(length, -1)
+            return (places_SK % self.number).unsqueeze(1).expand(-1, batch, -1)
         if self.training and self.balance.sinkhorn:
             scores_SBE = sinkhorn(logits_SBE.flatten(0, 1)).view_as(logits_SBE)
         else:
