@@ -45,7 +45,7 @@ class ExpertBalance(Callback):
         return model_states(self.run.engine.model)
 
     def on_load(self) -> None:
-        """Forget the tokens of passes before the first update, such as trials of compiled layers."""
+        """Start counting at 0, without passes before the first update, such as trials of compiled layers."""
         for router in self._routers:
             router.take_counts()
 
