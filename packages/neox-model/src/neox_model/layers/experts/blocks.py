@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from neox_model.parallel.compile_disabled import CompileDisabled
 from neox_model.layers.experts.router import partial_parameter
+from neox_model.parallel.compile_disabled import CompileDisabled
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.linear import zero_init
 from neox_model.parallel.logical import InitMethod, logical_parameter
