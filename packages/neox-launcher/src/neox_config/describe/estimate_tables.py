@@ -197,12 +197,15 @@ def _work_rows(result: Estimate) -> list[Row]:
 
 def _communication_rows(result: Estimate) -> list[Row]:
     sent = result.communication
-    return [
+    rows = [
         ("sent per device", "", "per iteration"),
         ("  data parallel", _size(sent.data), ""),
         ("  model parallel", _size(sent.model), ""),
         ("  pipeline", _size(sent.pipe), ""),
     ]
+    if result.setup.run.layout.experts > 1:
+        rows.append(("  experts", _size(sent.experts), "rows of tokens, to their experts and back"))
+    return rows
 
 
 def fits(result: Estimate, device_memory: int) -> bool:

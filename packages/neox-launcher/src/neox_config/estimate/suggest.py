@@ -1,10 +1,10 @@
 """Suggest the fastest layouts that fit in memory, by estimating all feasible ones.
 
 The time of a layout is the time of its operations at the attained speed of the devices, of reading weights
-and moving activations, increased by the pipeline bubble, plus communication that is not overlapped:
-tensor-parallel and pipeline messages are never overlapped, ZeRO 2 and 3 communicate while the layers run, and
-stages 0 and 1 after the last layer. It is meant for comparing layouts, not for predicting the duration of
-training.
+and moving activations, increased by the pipeline bubble, plus communication that is not overlapped: messages
+of tensor parallelism, expert parallelism and pipelines are never overlapped, ZeRO 2 and 3 communicate while
+the layers run, and stages 0 and 1 after the last layer. It is meant for comparing layouts, not for predicting
+the duration of training.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -118,8 +118,10 @@ def seconds_per_iteration(setup: Setup, cluster: Cluster) -> float:
     stages_share_a_host = setup.devices <= cluster.devices_per_host
     data = sent.data / (cluster.host_bandwidth if copies_share_a_host else cluster.network_bandwidth)
     pipe = sent.pipe / (cluster.host_bandwidth if stages_share_a_host else cluster.network_bandwidth)
+    experts_share_a_host = layout.tensor * layout.experts <= cluster.devices_per_host
+    experts = sent.experts / (cluster.host_bandwidth if experts_share_a_host else cluster.network_bandwidth)
     exposed = max(0.0, data - busy) if layout.zero >= 2 else data
-    running = busy + sent.model / cluster.host_bandwidth + pipe
+    running = busy + sent.model / cluster.host_bandwidth + pipe + experts
     return running / (1 - bubble_share(setup)) + exposed + _update_seconds(setup, cluster)
 
 
@@ -154,7 +156,7 @@ def _setups(like: Setup, cluster: Cluster, samples: int) -> Iterator[Setup]:
     """Yield every layout that the rules of the configuration allow and that uses all devices."""
     for ranks, stages in _splits(like, cluster):
         copies = cluster.devices // (ranks * stages)
-        if samples % copies:
+        if samples % copies or copies % like.run.layout.experts:
             continue
         has_pipeline = stages > 1
         yield from variants(

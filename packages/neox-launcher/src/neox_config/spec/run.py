@@ -45,6 +45,7 @@ class Layout:
         data: data-parallel size, the number of copies of the model.
         tensor: tensor-parallel size.
         stages: number of pipeline stages, at least 1.
+        experts: expert-parallel size, the number of data-parallel ranks that divide the experts.
         splits_sequence: tensor-parallel ranks divide the sequence outside matrix products.
         schedule: order of the passes of a pipeline; 1f1b also where there is none.
         chunks: parts of the model on each stage.
@@ -72,6 +73,7 @@ class Layout:
     offloads_optimizer: bool = of("zero_optimization.offload_optimizer.device")
     elastic: tuple[int, ...] = of("elasticity.enabled")
     backend: str | None = of("distributed_backend")
+    experts: int = 1
 
     @property
     def splits_backward(self) -> bool:
