@@ -338,14 +338,16 @@ def _kept_by_experts(channel: Experts, layer: Layer, setup: Setup, is_compiled: 
     """Return the bytes per token of a mixture.
 
     For each expert of a token: its input, what an MLP stores, its output and the place of its row. Of the
-    router: its input in float32, logits and scores.
+    router: its input in float32, scores, and their gradient of a balancing loss.
     """
     plain = ACTIVATION_FACTS[channel.activation.replace("gelu_tanh", "gelu")].kept_tensors
     tensors = plain + (3 if channel.is_gated else 1)
     size, ranks, width = setup.element_bytes, setup.run.layout.tensor, setup.model.width
     # The caller divides by the number of ranks what they split.
     rows = channel.chosen * (tensors * size * channel.width + (2 * size * width + 16) * ranks)
-    router = (4 * width + 16 * channel.number) * ranks
+    # The caller counts the input, which is stored in float32 instead, unless the shared expert has it, too.
+    is_counted = not setup.gathers_again and (size == 4 or channel.shared is None)
+    router = ((4 - size * is_counted) * width + 8 * channel.number) * ranks
     shared = 0 if channel.shared is None else _kept_by_mlp(channel.shared, layer, setup, is_compiled, device)
     return rows + router + shared + (size * width * ranks if channel.shared_gate else 0)
 
