@@ -185,14 +185,14 @@ def test_suggested_layouts_with_experts_fit_and_divide_what_they_can():
         *(16, 2048, 16, 4096, 50_304),
         **EXPERTS | {"moe_num_experts": 64, "moe_top_k": 8, "moe_expert_width": 1024, "qk_norm": "width"},
     )
-    cluster = Cluster(devices=64, memory=80 * 2**30)
-    for like, size in ((olmoe, 1), (on(olmoe, experts=8), 8)):
-        found = suggest(like, cluster, samples=1024)
+    for memory in (24, 80):
+        cluster = Cluster(devices=64, memory=memory * 2**30)
+        found = suggest(olmoe, cluster, samples=1024)
         assert found
         for one in found:
             layout = one.setup.run.layout
             stages = (device_memory(one.setup, stage).total for stage in range(layout.stages))
             assert max(stages) == one.memory.total <= USABLE_MEMORY * cluster.memory
-            assert layout.experts == size
-            assert layout.data % size == 0
-            assert 1024 % layout.tensor == 0
+            assert layout.data % layout.experts == 64 % layout.experts == 1024 % layout.tensor == 0
+    # Gradients and weights of all experts take longer than the rows of some.
+    assert found[0].setup.run.layout.experts > 1

@@ -76,7 +76,7 @@ def refuse_unknown(resolved: Resolved) -> None:
         "low-rank adapters (lora-rank)": model.adapters is not None,
         "layers that drop tokens (random_ltd)": bool(run.dropout.token_layers),
         "compressed matrices (compression_training)": compresses(resolved.config),
-        "expert parallelism": run.layout.experts > 1,
+        "expert parallelism (expert-parallel-size)": run.layout.experts > 1,
         "two towers (objective: ict)": isinstance(model.head, Retrieval),
     }
     names = [name for name, is_used in unknown.items() if is_used]

@@ -10,6 +10,7 @@ the duration of training.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from math import gcd
 
 from neox_config.estimate import (
     Memory,
@@ -22,6 +23,7 @@ from neox_config.estimate import (
 )
 from neox_config.estimate.parameters import number_of_each
 from neox_config.estimate.setup import Setup
+from neox_config.spec.model import Experts
 
 __all__ = [
     "ATTAINED_TFLOPS",
@@ -156,17 +158,23 @@ def _setups(like: Setup, cluster: Cluster, samples: int) -> Iterator[Setup]:
     """Yield every layout that the rules of the configuration allow and that uses all devices."""
     for ranks, stages in _splits(like, cluster):
         copies = cluster.devices // (ranks * stages)
-        if samples % copies or copies % like.run.layout.experts:
+        if samples % copies:
             continue
-        has_pipeline = stages > 1
-        yield from variants(
-            like.changed(
-                layout={"tensor": ranks, "stages": stages, "data": copies, "is_pipeline": has_pipeline}
-            ),
-            batches=_micro_batches(samples // copies),
-            recomputations=((None, False), (None, True), (like.run.recomputation.segment or 1, False)),
-            overlaps=lambda zero: (None,),
-        )
+        split = {"tensor": ranks, "stages": stages, "data": copies, "is_pipeline": stages > 1}
+        for experts in _expert_sizes(like, copies):
+            yield from variants(
+                like.changed(layout=split | {"experts": experts}),
+                batches=_micro_batches(samples // copies),
+                recomputations=((None, False), (None, True), (like.run.recomputation.segment or 1, False)),
+                overlaps=lambda zero: (None,),
+            )
+
+
+def _expert_sizes(like: Setup, copies: int) -> Iterator[int]:
+    """Return the numbers of data-parallel ranks that can divide the experts."""
+    numbers = {each.channel.number for each in like.model.layers if isinstance(each.channel, Experts)}
+    can_divide = numbers and not like.optimizer.joins_split_weights
+    return _divisors(gcd(copies, *numbers) if can_divide else 1)
 
 
 def variants(

@@ -41,7 +41,7 @@ from neox_kernels.operator import MakeExample
 from neox_model.assembly.choices import DTYPES, all_ranks_agree
 from neox_model.assembly.compiler_cache import private_compiler_cache
 from neox_model.layers.attention.dense import hidden_keys
-from neox_model.layers.experts import grouped_product
+from neox_model.layers.experts import LOCAL_DISPATCH, Dispatcher, grouped_product
 from neox_model.parallel.cross_entropy import LossOperator, chunk_rows_on
 from neox_model.parallel.groups import Groups
 
@@ -74,6 +74,7 @@ class Operators:
             layer normalizes such a sum, or adds dropout to it.
         norm_with_input: `norm` in a form that returns x too, and adds its gradient in the backward pass.
         expert_product: see `neox_model.layers.experts`; None: a loop over experts.
+        expert_dispatch: sends rows to the ranks with their experts.
         flex_unusable: why FlexAttention cannot be used; None if it can.
     """
 
@@ -88,6 +89,7 @@ class Operators:
     norm_of_sum: Callable[..., tuple[Tensor, Tensor]] | None = None
     norm_with_input: Callable[..., tuple[Tensor, Tensor]] | None = None
     expert_product: Function | None = None
+    expert_dispatch: Dispatcher = LOCAL_DISPATCH
     flex_unusable: str | None = None
 
 
@@ -141,7 +143,11 @@ def choose_operators(
     if experts is not None:
         why_not = _why_not_grouped(spec.width, experts.width // ranks, chooser)
         logger.info("experts: %s", why_not or "products of all experts are one operator (grouped_mm)")
-        found = replace(found, expert_product=None if why_not else grouped_product)
+        found = replace(
+            found,
+            expert_product=None if why_not else grouped_product,
+            expert_dispatch=Dispatcher(groups.experts),
+        )
     return found
 
 

@@ -177,6 +177,12 @@ def _experts(
     """Return the factory of experts; a rule refuses adapters of their matrices."""
     group, given, shared = inits["group"], run.experts, None
     _check_width(channel.width, "experts'", "moe-expert-width", group)
+    dispatch = operators.expert_dispatch
+    if channel.number % dispatch.group.size:
+        raise LayoutError(
+            f"{channel.number} experts cannot be divided over {dispatch.group.size} ranks; set "
+            "expert-parallel-size to a divisor of moe-num-experts"
+        )
     balance = Balance(
         sinkhorn=given.moe_router_type == "sinkhorn",
         jitter=given.moe_jitter_eps,
@@ -211,6 +217,7 @@ def _experts(
         init=inits["init"],
         output_init=inits["output_init"],
         group=group,
+        experts=dispatch.group,
     )
     return partial(
         Experts,
@@ -221,6 +228,7 @@ def _experts(
         shared=shared,
         has_shared_gate=channel.shared_gate,
         group=group,
+        dispatch=dispatch,
     )
 
 

@@ -1,6 +1,7 @@
 """The blocks of experts, whose matrices of one kind are one tensor [experts, inputs, outputs]."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ class ExpertBlocks(nn.Module):
         init: fills `up` and `gate`.
         output_init: fills `down`.
         group: the ranks over which each expert's width is split.
+        experts: the ranks that divide the experts.
     """
 
     def __init__(
@@ -43,21 +45,23 @@ class ExpertBlocks(nn.Module):
         is_gated: bool = False,
         product: ExpertProduct | None = None,
         group: Group = SINGLE_RANK,
+        experts: Group = SINGLE_RANK,
     ) -> None:
         super().__init__()
         self.activation = activation
         self.product = looped_product if product is None else product
         wide, narrow = (number, hidden_size, width), (number, width, hidden_size)
-        self.up = logical_parameter(wide, init=init, group=group, split_dim=2)
-        self.gate = logical_parameter(wide, init=init, group=group, split_dim=2) if is_gated else None
-        self.down = logical_parameter(narrow, init=output_init, group=group, split_dim=1)
+        parameter = partial(logical_parameter, group=group, experts=experts)
+        self.up = parameter(wide, init=init, split_dim=2)
+        self.gate = parameter(wide, init=init, split_dim=2) if is_gated else None
+        self.down = parameter(narrow, init=output_init, split_dim=1)
 
     def forward(self, rows_RD: Tensor, counts_E: Tensor) -> Tensor:
         """Return the output of each row's expert; this rank's part of the sum over its width.
 
         Args:
             rows_RD: rows sorted by expert.
-            counts_E: number of rows of each expert; their sum is R.
+            counts_E: number of rows of each of this rank's experts; their sum is R.
         """
         up_RF = self.product(rows_RD, self.up, counts_E)
         if self.gate is None:
