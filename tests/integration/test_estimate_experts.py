@@ -194,5 +194,4 @@ def test_suggested_layouts_with_experts_fit_and_divide_what_they_can():
             stages = (device_memory(one.setup, stage).total for stage in range(layout.stages))
             assert max(stages) == one.memory.total <= USABLE_MEMORY * cluster.memory
             assert layout.data % layout.experts == 64 % layout.experts == 1024 % layout.tensor == 0
-    # Gradients and weights of all experts take longer than the rows of some.
-    assert found[0].setup.run.layout.experts > 1
+        assert any(one.setup.run.layout.experts > 1 for one in found)

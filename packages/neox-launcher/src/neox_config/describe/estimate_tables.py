@@ -22,6 +22,7 @@ Row = tuple[str, str, str]
 _NAME_AND_NOTE = (0, 2)
 # Part, operation and group.
 _TEXT_COLUMNS = (0, 1, 2)
+_EXPERTS_COLUMN = 3
 
 
 def render_estimate(result: Estimate, *, device_memory: int | None, vocabulary_origin: str = "") -> str:
@@ -87,6 +88,8 @@ def render_suggestions(
     lines = [(*names, "memory", "time", "tokens/s")] + [
         _suggestion_cells(one, samples * seq_length) for one in found
     ]
+    if all(one.setup.run.layout.experts == 1 for one in found):
+        lines = [line[:_EXPERTS_COLUMN] + line[_EXPERTS_COLUMN + 1 :] for line in lines]
     best = found[0].setup
     layout, batch = best.run.layout, best.run.batch
     settings = [
