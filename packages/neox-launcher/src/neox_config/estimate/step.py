@@ -34,6 +34,7 @@ __all__ = [
     "model_bytes",
     "not_counted",
     "optimizer_bytes",
+    "product_bytes",
     "refuse_unknown",
     "step_collectives",
 ]
@@ -67,7 +68,7 @@ def refuse_unknown(resolved: Resolved) -> None:
 
     Raises:
         ConfigError: it is a pipeline, trains adapters, or has compressed matrices, towers or layers that drop
-            tokens.
+            tokens, or divides experts.
     """
     model, run = resolved.model, resolved.run
     unknown = {
@@ -75,6 +76,7 @@ def refuse_unknown(resolved: Resolved) -> None:
         "low-rank adapters (lora-rank)": model.adapters is not None,
         "layers that drop tokens (random_ltd)": bool(run.dropout.token_layers),
         "compressed matrices (compression_training)": compresses(resolved.config),
+        "expert parallelism (expert-parallel-size)": run.layout.experts > 1,
         "two towers (objective: ict)": isinstance(model.head, Retrieval),
     }
     names = [name for name, is_used in unknown.items() if is_used]
@@ -235,7 +237,7 @@ def _padded(setup: Setup, whole: int) -> int:
 def _layer(setup: Setup, layer: Layer) -> tuple[list[Message], list[Message]]:
     """Return the messages of one layer in its forward and backward pass, in the forward pass in order."""
     whole, costs = hidden_bytes(setup), costs_of(layer)
-    product = _product_bytes(setup, whole)
+    product = product_bytes(setup, whole)
     tokens = whole // setup.element_bytes // setup.model.width
     inner = [cost.messages(each, layer, setup.model, product, tokens) for each, cost in costs]
     inside = [message for forward, _ in inner for message in forward]
@@ -250,12 +252,12 @@ def _layer(setup: Setup, layer: Layer) -> tuple[list[Message], list[Message]]:
     # With a parallel residual, both branches enter in one message, or what both read.
     entries = [whole if layer.shares_norm else 2 * whole] if once else [whole] * len(costs)
     enter, leave = ([Message(kind, each) for each in entries] for kind in (_GATHER, _SCATTER))
-    again = [Message(_GATHER, _product_bytes(setup, each)) for each in entries if setup.gathers_again]
+    again = [Message(_GATHER, product_bytes(setup, each)) for each in entries if setup.gathers_again]
     forward = [*enter, *inside, *(Message(_SCATTER, each) for each in sums)]
     return forward, [*(Message(_GATHER, each) for each in sums), *inside_backward, *again, *leave]
 
 
-def _product_bytes(setup: Setup, whole: int) -> int:
+def product_bytes(setup: Setup, whole: int) -> int:
     """Return the bytes of factors and results of matrix products, which amp computes in 16 bit."""
     return whole // 2 if setup.run.precision.autocast else whole
 
