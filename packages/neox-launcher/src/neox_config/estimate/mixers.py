@@ -57,6 +57,7 @@ class Weights(NamedTuple):
         row: number of elements of a matrix along the dimension that is not split; 1 for a vector.
         splits_columns: True if the columns of a matrix are split instead of its rows.
         active: numbers by which a token is multiplied; None: all of them.
+        matrices: the number of matrices that are stacked in it.
     """
 
     part: str
@@ -66,6 +67,7 @@ class Weights(NamedTuple):
     row: int = 1
     splits_columns: bool = False
     active: int | None = None
+    matrices: int = 1
 
     @property
     def used(self) -> int:
@@ -314,9 +316,10 @@ def _tensors_of_experts(channel: Experts, layer: Layer, model: ModelSpec) -> Ite
             channel.number * each,
             is_split=True,
             multiplies=True,
-            row=channel.number * width,
+            row=channel.number * width if name == "down" else width,
             splits_columns=name == "down",
             active=channel.chosen * each,
+            matrices=channel.number,
         )
     if channel.shared is not None:
         for tensor in _tensors_of_mlp(channel.shared, layer, replace(model, adapters=None)):

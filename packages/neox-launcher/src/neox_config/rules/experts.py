@@ -27,10 +27,11 @@ def experts_run_where_they_are_built(c: NeoXConfig) -> Iterator[Problem]:
             "set engine: torch, and remove what requires DeepSpeed",
         ),
         "optimizer.type": (
-            facts is not None and bool(facts.matrix_states or facts.replica_states or facts.other_shapes),
-            "has states or steps of matrices, which the tensors of experts are not, or averages momenta with "
-            "one bit per element",
-            "use Adam, or set moe-num-experts: 1",
+            facts is not None and bool(facts.replica_states or facts.other_shapes),
+            "stores numbers for rows and columns of matrices, which the tensors of experts are not"
+            if facts is not None and facts.other_shapes
+            else "averages momenta with one bit per element, and routers have few elements and large steps",
+            "use Adam, or another optimizer with one state per element, or Muon",
         ),
         "use_mup": (
             c.mup.use_mup,
