@@ -107,7 +107,10 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "SGD, momentum": {"momentum": 0.9, "nesterov": True},
     "SGD, fused": {"momentum": 0.9, "dampening": 0.5, "fused": True},
 }
-"""A label, whose first word is the optimizer's name (and the last of some: experts), and arguments besides `lr`."""
+"""A label, and arguments besides the learning rate.
+
+The first word is the optimizer's name; if the last is `experts`, the model has some.
+"""
 
 # Three experts: two ranks that divide them have two and one.
 _EXPERTS: dict[str, Any] = {

@@ -403,12 +403,12 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
             is_elementwise=False,
             joins_split_weights=True,
             gathers_rows="matrices",
-            remark="The matrices of linear layers have a `momentum_buffer`. Embeddings, the head, norms "
-            "and biases are updated by Adam with decoupled weight decay, with `betas`, `eps` and the "
-            "learning rate `adam_lr` (null: the same as the matrices). Where the schedule is below its "
-            "largest rate, `adam_lr` is reduced in proportion. With tensor parallelism the momentum is "
-            "gathered in every update. The iteration that makes it orthogonal is in float32 in a run "
-            "in fp32, else in bfloat16. Five steps with `coefficients: polar_express` make singular values "
+            remark="The matrices of linear layers, of each expert and of routers have a `momentum_buffer`. "
+            "Embeddings, the head, norms and biases are updated by Adam with decoupled weight decay, with "
+            "`betas`, `eps` and the learning rate `adam_lr` (null: the same as the matrices). Where the "
+            "schedule is below its largest rate, `adam_lr` is reduced in proportion. With tensor parallelism "
+            "the momentum is gathered in every update. The iteration that makes it orthogonal is in float32 "
+            "in a run in fp32, else in bfloat16. Five steps with `coefficients: polar_express` make singular values "
             "of at least 0.003 times the norm of the matrix 0.994 to 1.006, those of `quintic` 0.7 to 1.2. "
             "`qkv` is what is made orthogonal of attention's query-key-value weight: query, key and value "
             "each (`separate`), each head of each (`per_head`), or the whole weight (`together`). `scale` is "

@@ -1,6 +1,7 @@
 """The blocks of experts, whose matrices of one kind are one tensor [experts, inputs, outputs]."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -9,11 +10,48 @@ from torch.nn import functional
 
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.logical import InitMethod, logical_parameter
+from neox_model.parallel.low_rank import LowRank, LowRankPair
+from neox_model.parallel.partial_gradients import ensure_partial
 
-__all__ = ["ExpertBlocks", "ExpertProduct", "grouped_product", "looped_product"]
+__all__ = ["ExpertAdapter", "ExpertBlocks", "ExpertProduct", "grouped_product", "looped_product"]
 
 # (rows [R, I] sorted by expert, weights [E, I, O], rows of each expert [E]) -> [R, O]
 ExpertProduct = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class ExpertAdapter(LowRankPair):
+    """The adapters of one matrix of all experts: alpha / rank * (x A) B is added to x W of a row's expert.
+
+    A rank has a part of the sum over inputs, or of the gradient of the inputs, as without adapters. The
+    gradient of the side that is not split is a sum over the ranks.
+
+    Args:
+        shape: the whole shape of the matrices: experts, inputs, outputs.
+        form: rank, scale and dropout.
+        product: computes products with the matrices of all experts.
+        group: the ranks over which the matrices are split.
+        splits_inputs: the inputs are split, else the outputs.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        form: LowRank,
+        *,
+        product: ExpertProduct,
+        group: Group,
+        splits_inputs: bool,
+    ) -> None:
+        number, inputs, outputs = shape
+        whole = (number, inputs, form.rank), (number, form.rank, outputs)
+        super().__init__(form, group, splits_inputs=splits_inputs, whole=whole, dims=(1, 2))
+        self.product = product
+        ensure_partial(self.b if splits_inputs else self.a, group)
+
+    def forward(self, rows_RI: Tensor, counts_E: Tensor) -> Tensor:
+        """Return what is added to the product of each row with its expert's matrix."""
+        inner_RL = self.product(self._dropped(rows_RI, differ=self.splits_inputs), self.a, counts_E)
+        return self.product(inner_RL, self.b, counts_E) * self.form.scale
 
 
 class ExpertBlocks(nn.Module):
@@ -29,6 +67,8 @@ class ExpertBlocks(nn.Module):
         init: fills `up` and `gate`.
         output_init: fills `down`.
         group: the ranks over which each expert's width is split.
+        adapters: forms of low-rank adapters by the name of the matrix.
+        adapter_product: computes products with the adapters' matrices.
     """
 
     def __init__(
@@ -43,6 +83,8 @@ class ExpertBlocks(nn.Module):
         is_gated: bool = False,
         product: ExpertProduct | None = None,
         group: Group = SINGLE_RANK,
+        adapters: Mapping[str, LowRank] = MappingProxyType({}),
+        adapter_product: ExpertProduct | None = None,
     ) -> None:
         super().__init__()
         self.activation = activation
@@ -51,6 +93,15 @@ class ExpertBlocks(nn.Module):
         self.up = logical_parameter(wide, init=init, group=group, split_dim=2)
         self.gate = logical_parameter(wide, init=init, group=group, split_dim=2) if is_gated else None
         self.down = logical_parameter(narrow, init=output_init, group=group, split_dim=1)
+        shapes = {"up": wide, "gate": wide, "down": narrow}
+        options: Any = {"product": adapter_product or looped_product, "group": group}
+        self.adapters = nn.ModuleDict(
+            {
+                name: ExpertAdapter(shapes[name], form, splits_inputs=name == "down", **options)
+                for name, form in adapters.items()
+                if getattr(self, name, None) is not None
+            }
+        )
 
     def forward(self, rows_RD: Tensor, counts_E: Tensor) -> Tensor:
         """Return the output of each row's expert; this rank's part of the sum over its width.
@@ -59,11 +110,17 @@ class ExpertBlocks(nn.Module):
             rows_RD: rows sorted by expert.
             counts_E: number of rows of each expert; their sum is R.
         """
-        up_RF = self.product(rows_RD, self.up, counts_E)
+        wide_RF = self._product("up", rows_RD, counts_E)
         if self.gate is None:
-            return self.product(self.activation(up_RF), self.down, counts_E)
-        gated_RF = up_RF * self.activation(self.product(rows_RD, self.gate, counts_E))
-        return self.product(gated_RF, self.down, counts_E)
+            return self._product("down", self.activation(wide_RF), counts_E)
+        gated_RF = wide_RF * self.activation(self._product("gate", rows_RD, counts_E))
+        return self._product("down", gated_RF, counts_E)
+
+    def _product(self, name: str, rows_RI: Tensor, counts_E: Tensor) -> Tensor:
+        product_RO = self.product(rows_RI, getattr(self, name), counts_E)
+        if name in self.adapters:
+            product_RO = product_RO + self.adapters[name](rows_RI, counts_E)
+        return product_RO
 
 
 class _ContiguousGradient(torch.autograd.Function):

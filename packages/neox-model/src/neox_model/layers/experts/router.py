@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.logical import InitMethod, LogicalState, logical_parameter
-from neox_model.parallel.partial_gradients import has_partial_gradient, mark_partial
+from neox_model.parallel.partial_gradients import ensure_partial
 
 __all__ = ["SCORES", "Balance", "Router", "partial_parameter", "sinkhorn"]
 
@@ -100,7 +100,10 @@ class Router(nn.Module):
             places_BE = experts_SBK.transpose(0, 1).flatten(1)
             counts_BE = places_BE.new_zeros(len(places_BE), self.number)
             counts_BE.scatter_add_(1, places_BE, torch.ones_like(places_BE))
-            if self.training and logits_SBE.requires_grad:
+            if self.training and torch.is_grad_enabled():
+                if not logits_SBE.requires_grad:
+                    # Nothing before them is trained, but the backward pass counts.
+                    logits_SBE.requires_grad_()
                 gradient = self._gradient(logits_SBE.detach(), counts_BE)
                 logits_SBE = _Observed.apply(logits_SBE, gradient, counts_BE.sum(dim=0), self)
             weights_SBK = self.scores(logits_SBE).gather(-1, experts_SBK)
@@ -224,6 +227,5 @@ def sinkhorn(logits_TE: Tensor) -> Tensor:
 def partial_parameter(shape: tuple[int, ...], init: InitMethod, group: Group) -> nn.Parameter:
     """Return a parameter of which each tensor-parallel rank computes a part of the gradient."""
     parameter = logical_parameter(shape, init=init, group=group)
-    if group.size > 1 and not has_partial_gradient(parameter):
-        mark_partial(parameter, group)
+    ensure_partial(parameter, group)
     return parameter
