@@ -356,8 +356,9 @@ def test_logits_are_those_of_transformers(family: str) -> None:
     assert error <= 1e-5
 
 
-def test_estimates_count_the_parameters_of_experts_and_those_that_are_used() -> None:
-    settings = {
+@pytest.mark.parametrize("adapters", [{}, {"lora_rank": 3, "lora_base": "x"}])
+def test_estimates_count_the_parameters_of_experts_and_those_that_are_used(adapters: dict[str, Any]) -> None:
+    settings = adapters | {
         "moe_num_experts": 5,
         "moe_top_k": 2,
         "moe_layers": [0, 2],
@@ -370,7 +371,7 @@ def test_estimates_count_the_parameters_of_experts_and_those_that_are_used() -> 
     model = build_model(spec, run, SINGLE_PROCESS, vocab_size=11)
     total = sum(parameter.numel() for parameter in model.parameters())
     assert sum(count_parameters(spec, 11).values()) == total
-    unused = 2 * 3 * 3 * 16 * 24
+    unused = 2 * 3 * 3 * (16 * 24 + (3 * (16 + 24) if adapters else 0))
     assert active_parameters(spec, 11) == total - unused
     more = specs_from(settings | {"moe_num_experts": 9})[0]
     operations = [flops_per_token(each, entries=11, length=12) for each in (spec, more)]
