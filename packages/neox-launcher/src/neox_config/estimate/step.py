@@ -322,7 +322,7 @@ def _matrices(setup: Setup, stage: int) -> _Joined:
     found = [each for each in each_tensor(setup, stage) if is_matrix_of_layer(each)]
     matrices, stacks = ([each for each in found if (each.matrices > 1) is many] for many in (False, True))
     matrices.sort(key=lambda tensor: tensor.numbers, reverse=True)
-    of_model = [Message(_GATHER, size * each.numbers) for each in matrices[::ranks]]
+    of_model = [Message(_GATHER, size * each.numbers) for each in matrices[::ranks] if each.is_split]
     of_rows = list[Message]()
     # A rank has whole matrices of a stack.
     for each in stacks:
@@ -338,7 +338,9 @@ def _matrices(setup: Setup, stage: int) -> _Joined:
         of_rows += [Message(_EXCHANGE, size * there), Message(_EXCHANGE, size * back)]
     for each in matrices if setup.row_states else ():
         rows, _ = each.local_shape(1)
-        of_model.append(Message(_REDUCE, _FLOAT32 * (ceil(rows / ranks) if each.splits_columns else rows)))
+        if each.is_split:
+            own = ceil(rows / ranks) if each.splits_columns else rows
+            of_model.append(Message(_REDUCE, _FLOAT32 * own))
         of_rows.append(Message(_REDUCE, _FLOAT32 * rows))
     return of_model, of_rows
 
