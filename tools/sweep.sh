@@ -14,6 +14,7 @@ declare -A tests=(
     [cluster]="-m cluster tests/cluster"
     [config]="-q -m sweep packages/neox-launcher/tests/cli/test_fuzz_check.py"
     [conversion]="-q -m sweep packages/neox-model/tests/convert"
+    [experts]="-q -m sweep $integration/test_verified_experts.py"
     [fields]="-q -m sweep $integration/test_verified_fields.py"
     [layouts]="-m sweep $layouts"
     [manifests]="-q -m sweep packages/neox-model/tests/checkpoint/test_hostile_manifests.py"
@@ -26,7 +27,7 @@ declare -A tests=(
 )
 # All sweeps that have no name here.
 tests[chaos]="--hypothesis-profile=random -m sweep packages tests --ignore tests/cluster"
-for name in archives config conversion fields layouts manifests optimizers pairs port precision verify; do
+for name in archives config conversion experts fields layouts manifests optimizers pairs port precision verify; do
     for word in ${tests[$name]}; do
         case $word in packages/* | tests/*) tests[chaos]+=" --ignore $word" ;; esac
     done
@@ -58,6 +59,7 @@ make sweep NAME=...
   config      10,000 mutations of configs/ and wrong values of every name through neox-config
   conversion  round trips of random models of transformers, and 200 wrong mappings
   coverage    lines and branches that the packages' fast tests reach (20 minutes)
+  experts     verify-layout of drawn models with experts, three layouts each (PART=1/4: the other layouts)
   fields      verify-layout of models of today's families, three layouts each (5 minutes; the rest: PART=1/2)
   layouts     compare training of every architecture and compression on every layout with one rank
   manifests   load 3,000 mutated manifests of checkpoints: they load, or are refused and change nothing

@@ -6,15 +6,12 @@ read: the kind of fault, and the ranks or the group of ranks.
 """
 
 import math
-import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partialmethod
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -32,58 +29,22 @@ from neox_model.parallel.random import seed_streams
 from neox_model.parallel.sequence import TPInput, from_row_parallel
 from support.distributed import run_ranks
 from support.layout_answers import answer_of_ranks, arguments_of, rank_answer
+from support.layout_faults import (
+    Fault,
+    Make,
+    differing,
+    first_argument,
+    names_it,
+    nothing,
+    on_rank,
+    rank,
+    texts,
+    times,
+)
 from support.settings import TINY
-
-Make = Callable[[Any], Any]
 
 BASE = TINY | {"engine": "torch"}
 STEPS = 2
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A mistake.
-
-    Args:
-        layout: as after `--layout`.
-        at: what is replaced.
-        make: returns the replacement, given what is replaced.
-        says: patterns, which one finding must match all.
-        settings: of the model.
-        is_quick: one of the few that `make test` plants.
-    """
-
-    layout: str
-    at: str
-    make: Make
-    says: tuple[str, ...]
-    settings: dict[str, Any] = field(default_factory=dict)
-    is_quick: bool = False
-
-    @contextmanager
-    def planted(self) -> Iterator[None]:
-        with patch(self.at, self.make(resolve_name(self.at))):
-            yield
-
-
-def rank() -> int:
-    return distributed.get_rank()
-
-
-def on_rank(number: int, make: Make) -> Make:
-    return lambda original: make(original) if rank() == number else original
-
-
-def nothing(original: Any) -> Any:
-    return lambda *arguments, **named: None
-
-
-def times(factor: float) -> Make:
-    return lambda original: lambda *arguments, **named: factor * original(*arguments, **named)
-
-
-def first_argument(original: Any) -> Any:
-    return lambda first, *others: first
 
 
 def sums_copies_too(original: Any) -> Any:
@@ -297,8 +258,8 @@ def clips_by_own_norm(original: Any) -> Any:
 
 
 def updates_a_copy(original: Any) -> Any:
-    def held(parameter: Any, group: Any) -> Any:
-        holder, found = original(parameter, group)
+    def held(parameter: Any) -> Any:
+        holder, found = original(parameter)
         holder.data = holder.data.clone()
         return holder, found
 
@@ -756,7 +717,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "the gradient of a router summed twice": Fault(
         "tp=2",
-        "neox_model.layers.experts.mark_partial",
+        "neox_model.layers.experts.router.mark_partial",
         sums_at_once_too,
         (r"^gradients", _TWO, r"router"),
         _EXPERTS,
@@ -764,7 +725,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "two experts exchanged on a rank": Fault(
         "tp=2",
-        "neox_model.layers.experts.Experts._computed",
+        "neox_model.layers.experts.blocks.ExpertBlocks.forward",
         swaps_experts,
         (r"^loss",),
         _EXPERTS,
@@ -795,18 +756,6 @@ def verify(folder: Path, fault: Fault, name: str | None) -> LayoutAnswer:
 
 def answer_here(folder: str, resolved: str, request: str, name: str | None) -> list[dict[str, Any]]:
     return rank_answer(folder, resolved, request, nullcontext if name is None else FAULTS[name].planted)
-
-
-def differing(answer: LayoutAnswer) -> list[str]:
-    return [part.name for part in answer.parts if part.differing]
-
-
-def texts(answer: LayoutAnswer) -> list[str]:
-    return [f"{finding.what}: {finding.meaning}" for finding in answer.findings]
-
-
-def names_it(finding: str, says: tuple[str, ...]) -> bool:
-    return all(re.search(pattern, finding) for pattern in says)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,8 @@ def rank_answer(folder: str, resolved: str, request: str, plant: Plant = nullcon
     os.chdir(folder)
     os.environ[LayoutRequest.VARIABLE] = request
     decoded = decode_resolved(resolved)
-    groups = create_groups(decoded.run.layout.tensor, decoded.run.layout.stages)
+    layout = decoded.run.layout
+    groups = create_groups(layout.tensor, layout.stages, layout.experts)
     reported: list[dict[str, Any]] = []
     open_run = run.open_run
 

@@ -228,7 +228,7 @@ class Started(NamedTuple):
 def start(resolved: Resolved) -> Started:
     """Build the model of the present world, its engine and its step, as the training program does."""
     layout = resolved.run.layout
-    groups = create_groups(layout.tensor, layout.stages)
+    groups = create_groups(layout.tensor, layout.stages, layout.experts)
     prepare_engine(resolved.run)
     model = build_model(resolved.model, resolved.run, groups, vocab_size=VOCAB)
     optimizer = build_optimizer(

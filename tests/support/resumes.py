@@ -30,7 +30,7 @@ def plan_from(path: Path, settings: dict[str, Any]) -> LaunchPlan:
 def train_here(plan: LaunchPlan) -> None:
     """Train in the processes that are there. Collective over all ranks."""
     layout = plan.resolved.run.layout
-    open_run.train_in(create_groups(layout.tensor, layout.stages), plan.resolved)
+    open_run.train_in(create_groups(layout.tensor, layout.stages, layout.experts), plan.resolved)
     distributed.barrier()
 
 

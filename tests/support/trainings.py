@@ -27,7 +27,8 @@ def train_all(folder: str, corpus: str, trainings: dict[str, dict[str, Any]]) ->
             distributed.barrier()
         given = SMALL_TRAINING | {"data_path": corpus, "save": f"{folder}/{name}", "save_interval": 2}
         resolved = resolved_from(given | settings, devices=int(os.environ["WORLD_SIZE"]))
-        groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
+        layout = resolved.run.layout
+        groups = create_groups(layout.tensor, layout.stages, layout.experts)
         open_run.train_in(groups, resolved)
         distributed.barrier()
 

@@ -60,7 +60,7 @@ def join_processes(layout: Layout, engine: EngineSection) -> Groups:
     if me is not None:
         answer_questions(me.rank, last_collectives)
     join_process_group(backend)
-    return create_groups(layout.tensor, layout.stages)
+    return create_groups(layout.tensor, layout.stages, layout.experts)
 
 
 def configure_allocator(engine: EngineSection) -> None:

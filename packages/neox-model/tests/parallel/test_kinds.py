@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from neox_model.assembly.model import build_model
-from neox_model.layers.experts import Experts, looped_product
+from neox_model.layers.experts import ExpertBlocks, looped_product
 from neox_model.parallel.groups import SINGLE_PROCESS, Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.parallel.topology import create_groups
@@ -151,7 +151,7 @@ def check(settings: dict[str, Any], groups: Groups, *, has_documents: bool) -> N
     part = build_model(*specs_from(settings, devices=2), groups, vocab_size=VOCAB).double()
     # The grouped product does not compute in float64.
     for module in (*whole.modules(), *part.modules()):
-        if isinstance(module, Experts):
+        if isinstance(module, ExpertBlocks):
             module.product = looped_product
     ours = dict(named_logical_parameters(part))
     with torch.no_grad():

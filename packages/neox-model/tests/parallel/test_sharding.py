@@ -39,20 +39,21 @@ class Model(nn.Module):
 
 def train_sharded(**options: Any) -> dict[str, Any]:
     """Return what this rank holds of the model, and its gradients after an update's two micro-batches."""
-    from neox_model.parallel.groups import Group
+    from neox_model.parallel.groups import SINGLE_RANK, Group, Groups
     from neox_model.parallel.logical import without_memory
     from neox_model.parallel.partitioned import is_sharded, own_rows_of, whole_tensor
     from neox_model.parallel.sharding import MeanReduceScatter, Precisions, ShardedModel, partition
 
     rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     group = Group(rank, size, torch.distributed.group.WORLD, tuple(range(size)))
+    groups = Groups(data=group, model=SINGLE_RANK, pipe=SINGLE_RANK, world=group, control=group)
     with without_memory():
         model = Model()
     assert all(parameter.is_meta for parameter in model.parameters())
     partition(
         model,
         [model.first],
-        group=group,
+        groups=groups,
         device=torch.device("cpu"),
         precisions=Precisions(computation=torch.float32, accumulation=torch.float32),
         reshards_after_forward=True,
@@ -64,8 +65,8 @@ def train_sharded(**options: Any) -> dict[str, Any]:
             whole.copy_(torch.arange(whole.numel()).view_as(whole) + 100 * number)
     sharded = ShardedModel(
         model,
-        group=group,
-        reduction=MeanReduceScatter(torch.float32, size=size, divides_first=True),
+        groups=groups,
+        reduction=lambda copies: MeanReduceScatter(torch.float32, size=copies, divides_first=True),
         keeps_weights=False,
         **options,
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from neox_config.derive.elasticity import elastic_devices
-from neox_config.derive.experts import inner_widths
+from neox_config.derive.experts import has_experts, inner_widths
 from neox_config.derive.layer_compilation import UNCOMPILED_STAGE
 from neox_config.errors import ConfigError
 from neox_config.extras.compression.fields import LayerReduction
@@ -181,7 +181,7 @@ class Setup:
 
 
 def fewest_devices(config: NeoXConfig) -> int:
-    """Return the devices of one copy, or of the copies implied if all three batch sizes are given."""
+    """Return the fewest devices; those of the implied copies if all three batch sizes are given."""
     parallel, training = config.parallelism, config.training
     copy = max(1, parallel.model_parallel_size) * max(1, parallel.pipe_parallel_size)
     if config.elasticity.elasticity.enabled:
@@ -189,7 +189,7 @@ def fewest_devices(config: NeoXConfig) -> int:
     per_copy = (training.train_micro_batch_size_per_gpu or 0) * (training.gradient_accumulation_steps or 0)
     if training.train_batch_size and per_copy and training.train_batch_size % per_copy == 0:
         return copy * (training.train_batch_size // per_copy)
-    return copy
+    return copy * (parallel.expert_parallel_size if has_experts(config) else 1)
 
 
 def _fewest_elastic(block: Elasticity, copy: int) -> int:

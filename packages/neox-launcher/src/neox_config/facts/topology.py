@@ -1,7 +1,8 @@
 """The arrangement of ranks on the axes (pipe, data, model), the last one fastest.
 
 Tensor parallelism communicates most, so its ranks are neighbours on one host. DeepSpeed's grid
-(`PipeModelDataParallelTopology`) has the same order.
+(`PipeModelDataParallelTopology`) has the same order. The data axis is divided once more, into
+(copies, experts): neighbours on it divide the experts.
 """
 
 from dataclasses import dataclass
@@ -9,16 +10,24 @@ from typing import Literal
 
 __all__ = ["Axis", "Topology"]
 
-Axis = Literal["pipe", "data", "model"]
+Axis = Literal["pipe", "data", "copies", "experts", "model"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """Sizes of the three axes; the world has `pipe * data * model` ranks."""
+    """Sizes of the axes; the world has `pipe * data * model` ranks.
+
+    Args:
+        pipe: pipeline stages.
+        data: copies of the model, of which `experts` share the experts.
+        model: tensor-parallel ranks.
+        experts: data-parallel ranks that divide the experts; a divisor of `data`.
+    """
 
     pipe: int
     data: int
     model: int
+    experts: int = 1
 
     @property
     def world_size(self) -> int:
@@ -37,7 +46,21 @@ class Topology:
 
     def _step(self, axis: Axis) -> int:
         """Return the difference of neighbouring ranks on an axis."""
-        return {"model": 1, "data": self.model, "pipe": self.model * self.data}[axis]
+        steps: dict[Axis, int] = {
+            "model": 1,
+            "data": self.model,
+            "experts": self.model,
+            "copies": self.model * self.experts,
+            "pipe": self.model * self.data,
+        }
+        return steps[axis]
 
     def _size(self, axis: Axis) -> int:
-        return {"model": self.model, "data": self.data, "pipe": self.pipe}[axis]
+        sizes: dict[Axis, int] = {
+            "model": self.model,
+            "data": self.data,
+            "experts": self.experts,
+            "copies": self.data // self.experts,
+            "pipe": self.pipe,
+        }
+        return sizes[axis]

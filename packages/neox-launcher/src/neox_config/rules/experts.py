@@ -31,6 +31,14 @@ def experts_run_where_they_are_built(c: NeoXConfig) -> Iterator[Problem]:
             else "averages momenta with one bit per element, which is not supported with experts",
             "use Adam or Muon, or set moe-num-experts: 1",
         ),
+        "expert_parallel_size": (
+            c.parallelism.expert_parallel_size > 1
+            and facts is not None
+            and facts.joins_split_weights
+            and not facts.matrix_states,
+            f"does not work with {c.optimizer.optimizer.kind}, which requires norms of whole weights",
+            "set it to 1, or use another optimizer",
+        ),
         "use_mup": (
             c.mup.use_mup,
             "has no rule for the widths of experts and routers",
@@ -79,6 +87,14 @@ def a_token_has_at_most_all_experts(c: NeoXConfig) -> Iterator[Problem]:
     if has_experts(c) and given.moe_top_k > given.moe_num_experts:
         what = f"is more than moe-num-experts: {given.moe_num_experts}"
         yield Problem("moe_top_k", what, "set it to at most that")
+
+
+def ranks_have_equally_many_experts(c: NeoXConfig) -> Iterator[Problem]:
+    """Require a number of experts that expert-parallel ranks divide evenly."""
+    size, number = c.parallelism.expert_parallel_size, c.experts.moe_num_experts
+    if has_experts(c) and number % size:
+        what = f"does not divide moe-num-experts: {number}"
+        yield Problem("expert_parallel_size", what, "use a divisor of it")
 
 
 def experts_are_in_layers(c: NeoXConfig) -> Iterator[Problem]:

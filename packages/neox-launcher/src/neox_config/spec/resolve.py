@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 from neox_config.derive.elasticity import ElasticBatch, elastic_batch, elastic_devices
-from neox_config.derive.experts import inner_widths
+from neox_config.derive.experts import has_experts, inner_widths
 from neox_config.derive.pipeline import unsuitable_micro_batches
 from neox_config.derive.problems import refusal
 from neox_config.derive.widths import MLP_SIZES, mlp_width
@@ -134,6 +134,7 @@ def resolve(config: NeoXConfig, *, devices: int, hosts: int = 1) -> Resolved:
         batch = _batch_sizes(config, split, problems)
     problems += _indivisible_widths(config, split.model)
     problems += _unequal_neighbours(config, split)
+    problems += _unequal_experts(config, split)
     problems += _unequal_shares_of_short_sequences(config, split)
     problems += unsuitable_micro_batches(config, batch.accumulation)
     if problems:
@@ -225,7 +226,8 @@ def _elastic_sizes(
     try:
         counts = elastic_devices(block, devices_per_copy=split.model)
         devices = split.data * split.model
-        return elastic_batch(block, devices=devices, devices_per_copy=split.model), counts
+        fitting = tuple(count for count in counts if count // split.model % _expert_ranks(config) == 0)
+        return elastic_batch(block, devices=devices, devices_per_copy=split.model), fitting
     except ValueError as error:
         what, _, remedy = str(error).partition("; ")
         problems.append(Problem("elasticity.enabled", what, remedy))
@@ -316,6 +318,18 @@ def _unequal_shares_of_short_sequences(config: NeoXConfig, split: _Split) -> Ite
                     f"cannot be divided among {split.model} tensor-parallel devices (sequence-parallel)",
                     f"use a multiple of {split.model}, or set sequence-parallel: false",
                 )
+
+
+def _expert_ranks(config: NeoXConfig) -> int:
+    return config.parallelism.expert_parallel_size if has_experts(config) else 1
+
+
+def _unequal_experts(config: NeoXConfig, split: _Split) -> Iterator[Problem]:
+    """Yield a problem if the data-parallel ranks do not form groups that divide the experts."""
+    size = _expert_ranks(config)
+    if split.data % size:
+        what = f"does not divide the data-parallel size {split.data}"
+        yield Problem("expert_parallel_size", what, f"use a divisor of {split.data}")
 
 
 def _unequal_neighbours(config: NeoXConfig, split: _Split) -> Iterator[Problem]:

@@ -45,6 +45,7 @@ class Layout:
         data: data-parallel size, the number of copies of the model.
         tensor: tensor-parallel size.
         stages: number of pipeline stages, at least 1.
+        experts: data-parallel devices that divide the experts; 1: each has all.
         splits_sequence: tensor-parallel ranks divide the sequence outside matrix products.
         schedule: order of the passes of a pipeline; 1f1b also where there is none.
         chunks: parts of the model on each stage.
@@ -62,6 +63,7 @@ class Layout:
     data: int
     tensor: int = of("model_parallel_size")
     stages: int = of("pipe_parallel_size")
+    experts: int = of("expert_parallel_size", default=1)
     splits_sequence: bool = of("sequence_parallel")
     schedule: ScheduleName = of("pipeline_schedule")
     chunks: int = of("virtual_pipeline_stages")

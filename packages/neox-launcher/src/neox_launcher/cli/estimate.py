@@ -266,7 +266,9 @@ def suggest(
 
 def _on_one_device(config: NeoXConfig) -> NeoXConfig:
     """Return the same configuration with the smallest layout, so that the given one cannot be refused."""
-    parallelism = config.parallelism.replaced(pipe_parallel_size=0, model_parallel_size=1)
+    parallelism = config.parallelism.replaced(
+        pipe_parallel_size=0, model_parallel_size=1, expert_parallel_size=1
+    )
     training = config.training.replaced(train_batch_size=None)
     config = without_elasticity(config)
     return config.model_copy(update={"parallelism": parallelism, "training": training})

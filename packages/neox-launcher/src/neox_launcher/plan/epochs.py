@@ -88,7 +88,9 @@ def config_for(program: str | None, config: NeoXConfig, *, devices: int, hosts: 
         ConfigError: as `with_iterations`; absent data is accepted by programs that do not read it.
     """
     if program in _WITHOUT_DATA:
-        return without_passes(config)
+        # Each process has all experts, and need not wait for others.
+        parallelism = config.parallelism.replaced(expert_parallel_size=1)
+        return without_passes(config).model_copy(update={"parallelism": parallelism})
     if program == "train":
         config = with_recorded_form(config)
     try:

@@ -19,6 +19,7 @@ _HEADER = ("", "compared", "result", "largest error", "limit")
 def render_case(title: str, sizes: Sizes, in_float64: bool, steps: int) -> str:
     """Render the heading of a layout."""
     layout = f"data {sizes.data} x pipe {sizes.stages} x model {sizes.tensor}"
+    layout += f", experts over {sizes.experts}" if sizes.experts > 1 else ""
     processes = pluralize(sizes.processes, "process", "processes")
     precision = "float64" if in_float64 else "the configured precision"
     return f"{title}: {layout}, {processes}, {precision}, {pluralize(steps, 'update')}"

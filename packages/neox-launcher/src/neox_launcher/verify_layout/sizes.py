@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from neox_config import NeoXConfig
+from neox_config.derive.experts import has_experts
 from neox_config.derive.optimizer_arguments import optimizer_facts
 from neox_config.errors import LaunchError
 
@@ -14,6 +15,7 @@ MOST_PROCESSES = 8
 _SHORT = {
     "tp": "model-parallel-size",
     "pp": "pipe-parallel-size",
+    "ep": "expert-parallel-size",
     "sp": "sequence-parallel",
     "zero": "zero-optimization.stage",
     "schedule": "pipeline-schedule",
@@ -29,11 +31,13 @@ class Sizes:
         tensor: tensor-parallel size.
         stages: pipeline stages.
         data: data-parallel size.
+        experts: expert-parallel size, a divisor of the data-parallel size.
     """
 
     tensor: int = 1
     stages: int = 1
     data: int = 1
+    experts: int = 1
 
     @property
     def processes(self) -> int:
@@ -73,14 +77,15 @@ def sizes_of(config: NeoXConfig, given: Mapping[str, Any], *, is_cut: bool) -> S
     """
     parallel = config.parallelism
     tensor, stages = max(1, parallel.model_parallel_size), max(1, parallel.pipe_parallel_size)
+    experts = parallel.expert_parallel_size if has_experts(config) else 1
     if is_cut:
-        tensor, stages = min(tensor, 2), min(stages, 2)
-    copies = str(given.get("dp", _copies(config)))
+        tensor, stages, experts = min(tensor, 2), min(stages, 2), min(experts, 2)
+    copies = str(given.get("dp", _copies(config, experts)))
     if not copies.isdecimal() or not int(copies):
         raise LaunchError(
             f"--layout dp={copies}: must be a number of copies of the model; use dp=2", code="invalid-size"
         )
-    sizes = Sizes(tensor=tensor, stages=stages, data=int(copies))
+    sizes = Sizes(tensor=tensor, stages=stages, data=int(copies), experts=experts)
     if sizes.data > 1 and optimizer_facts(config).replica_states:
         raise LaunchError(
             f"--layout dp={copies}: {config.optimizer.optimizer.type} compresses what each replica sends, so "
@@ -95,8 +100,11 @@ def sizes_of(config: NeoXConfig, given: Mapping[str, Any], *, is_cut: bool) -> S
     return sizes
 
 
-def _copies(config: NeoXConfig) -> int:
+def _copies(config: NeoXConfig, experts: int) -> int:
     """Return the least number of copies of the model on which data parallelism does all that it does."""
     if optimizer_facts(config).replica_states:
         return 1
+    if experts > 1:
+        # Experts have copies, too.
+        return 2 * experts
     return 4 if config.zero.zero_optimization.zero_hpz_partition_size > 1 else 2

@@ -171,7 +171,7 @@ def _experts(config: NeoXConfig, sizes: Sizes, width: int) -> dict[str, Any]:
         return {}
     inner = max(1, round(expert_width(config) * width / whole))
     shared = max(1, round(given.moe_shared_width * width / whole)) if given.moe_shared_width else 0
-    number = min(given.moe_num_experts, 8)
+    number = -(-min(given.moe_num_experts, 8) // sizes.experts) * sizes.experts
     return {
         "moe_num_experts": number,
         "moe_top_k": min(given.moe_top_k, number // 2),
@@ -298,6 +298,7 @@ def _comparable(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
     return {
         **({} if clips else {"gradient_clipping": 0}),
         "model_parallel_size": sizes.tensor,
+        "expert_parallel_size": sizes.experts,
         "pipe_parallel_size": sizes.stages if config.parallelism.pipe_parallel_size else 0,
         # What CPUs cannot do.
         **{name: "auto" for name in FUSED_OPERATORS if config.value_of(name) is True},
@@ -370,6 +371,7 @@ def reference_settings(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
         "openai_gelu": is_tanh,
         **recomputation,
         "model_parallel_size": None,
+        "expert_parallel_size": None,
         "pipe_parallel_size": None,
         "sequence_parallel": None,
         "pipeline_schedule": None,

@@ -132,6 +132,7 @@ def _agreements(
     kinds = {
         "tp=1,sp=false": case.sizes.tensor > 1,
         "pp=1": case.sizes.stages > 1,
+        "ep=1": case.sizes.experts > 1,
         "dp=1": case.sizes.data > 1,
         "zero=0": stage > 0,
     }

@@ -107,7 +107,7 @@ def groups_of_one(layout: Layout, engine: EngineSection) -> Iterator[Groups]:
         join_alone(layout.backend or ("nccl" if torch.cuda.is_available() else "gloo"))
     _JOINED.count += 1
     try:
-        yield create_groups(layout.tensor, layout.stages)
+        yield create_groups(layout.tensor, layout.stages, layout.experts)
     finally:
         _JOINED.count -= 1
         if _JOINED.count == 0 and _JOINED.environment is not None:

@@ -42,7 +42,7 @@ from neox_model.layers.embedding import Embedding
 from neox_model.layers.lm_head import LMHead, LMLoss
 from neox_model.layers.positions import RotaryTables
 from neox_model.parallel.cross_entropy import LossOperator
-from neox_model.parallel.groups import Group, Groups
+from neox_model.parallel.groups import SINGLE_RANK, Group, Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.parallel.low_rank import freeze_all_but_adapters
 
@@ -221,6 +221,7 @@ def build_stage(spec: ModelSpec, run: RunSpec, groups: Groups, *, vocab_size: in
             "set a smaller pipe-parallel-size"
         )
     run = replace(run, layout=replace(run.layout, splits_sequence=False))
+    groups = replace(groups, experts=SINGLE_RANK, expert_copies=None)
     plan = build_plan(spec, run, groups, vocab_size=vocab_size, device=device)
     start = 0 if pipe.rank == 0 else 1 + pipe.rank * num_layers // pipe.size
     stop = len(plan) if pipe.rank == pipe.size - 1 else 1 + (pipe.rank + 1) * num_layers // pipe.size

@@ -41,7 +41,7 @@ from neox_kernels.operator import MakeExample
 from neox_model.assembly.choices import DTYPES, all_ranks_agree
 from neox_model.assembly.compiler_cache import private_compiler_cache
 from neox_model.layers.attention.dense import hidden_keys
-from neox_model.layers.experts import grouped_product
+from neox_model.layers.experts import LOCAL_DISPATCH, Dispatcher, grouped_product
 from neox_model.parallel.cross_entropy import LossOperator, chunk_rows_on
 from neox_model.parallel.groups import Groups
 
@@ -75,6 +75,7 @@ class Operators:
         norm_with_input: `norm` in a form that returns x too, and adds its gradient in the backward pass.
         expert_product: see `neox_model.layers.experts`; None: a loop over experts.
         adapter_product: the same for the adapters of experts.
+        expert_dispatch: sends rows to the ranks with their experts.
         flex_unusable: why FlexAttention cannot be used; None if it can.
     """
 
@@ -90,6 +91,7 @@ class Operators:
     norm_with_input: Callable[..., tuple[Tensor, Tensor]] | None = None
     expert_product: Function | None = None
     adapter_product: Function | None = None
+    expert_dispatch: Dispatcher = LOCAL_DISPATCH
     flex_unusable: str | None = None
 
 
@@ -142,7 +144,11 @@ def choose_operators(
     experts = next((layer.channel for layer in spec.layers if isinstance(layer.channel, Experts)), None)
     if experts is not None:
         widths = [spec.width, experts.width // ranks]
-        found = replace(found, expert_product=_expert_product("experts", widths, chooser))
+        found = replace(
+            found,
+            expert_product=_expert_product("experts", widths, chooser),
+            expert_dispatch=Dispatcher(groups.experts),
+        )
         if spec.adapters is not None and {"up", "gate", "down"} & {*spec.adapters.matrices}:
             adapter_product = _expert_product("experts' adapters", [*widths, spec.adapters.rank], chooser)
             found = replace(found, adapter_product=adapter_product)

@@ -176,6 +176,12 @@ def _experts(
 ) -> Factory:
     group, given, shared, adapters = inits["group"], run.experts, None, inits["adapters"]
     _check_width(channel.width, "experts'", "moe-expert-width", group)
+    dispatch = operators.expert_dispatch
+    if channel.number % dispatch.group.size:
+        raise LayoutError(
+            f"{channel.number} experts cannot be divided over {dispatch.group.size} ranks; set "
+            "expert-parallel-size to a divisor of moe-num-experts"
+        )
     balance = Balance(
         sinkhorn=given.moe_router_type == "sinkhorn",
         jitter=given.moe_jitter_eps,
@@ -213,6 +219,7 @@ def _experts(
         init=inits["init"],
         output_init=inits["output_init"],
         group=group,
+        experts=dispatch.group,
     )
     return partial(
         Experts,
@@ -223,6 +230,7 @@ def _experts(
         shared=shared,
         has_shared_gate=channel.shared_gate,
         group=group,
+        dispatch=dispatch,
     )
 
 

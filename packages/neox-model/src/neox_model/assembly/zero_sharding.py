@@ -12,6 +12,7 @@ from neox_config.spec.run import RunSpec
 from neox_model.assembly.choices import DTYPES, computing_device
 from neox_model.assembly.engines import engine_module, functions_of_engines
 from neox_model.layers.embedding import Embedding
+from neox_model.layers.experts import ExpertBlocks
 from neox_model.layers.residual_layer import ResidualLayer
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import without_memory
@@ -49,7 +50,7 @@ def partitioned_as_built(run: RunSpec, groups: Groups) -> AbstractContextManager
 
 
 def partition_model(run: RunSpec, model: nn.Module, groups: Groups) -> None:
-    """Partition a model over the data group for the torch engine, as its ZeRO stage says. Collective."""
+    """Partition a model over data-parallel ranks for the torch engine, as its ZeRO stage says. Collective."""
     second, is_last = run.layout.second_partition, run.layout.zero == 3
     summed_in = run.reduces_in if run.gradients.reduces_each else run.gradients.accumulate_in
     # Imported by name: torch's `fully_shard` takes a second to import; many runs do not use it.
@@ -58,7 +59,10 @@ def partition_model(run: RunSpec, model: nn.Module, groups: Groups) -> None:
         model,
         # The last two layers, norm and head, are gathered with the root.
         [module for module in model.modules() if isinstance(module, Embedding | ResidualLayer)],
-        group=groups.data,
+        experts=[module for module in model.modules() if isinstance(module, ExpertBlocks)]
+        if groups.experts.size > 1
+        else (),
+        groups=groups,
         device=computing_device(),
         precisions=sharding.Precisions(
             computation=DTYPES[run.precision.weights], accumulation=DTYPES[summed_in]

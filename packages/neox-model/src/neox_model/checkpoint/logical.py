@@ -143,16 +143,17 @@ def is_written_here(fragment: Fragment, groups: Groups, *, splits_over_data: boo
         groups,
         splits_over_data=splits_over_data,
         splits_over_model=fragment.logical.model_parallel,
+        is_expert=fragment.logical.is_expert,
     )
 
 
-def _has_turn(name: str, groups: Groups, *, splits_over_data: bool, splits_over_model: bool) -> bool:
+def _has_turn(
+    name: str, groups: Groups, *, splits_over_data: bool, splits_over_model: bool, is_expert: bool
+) -> bool:
     """Return True if this rank writes a tensor: of the ranks with the same values, a hash selects one."""
-    turn = zlib.crc32(name.encode())
-    writes_data = splits_over_data or turn % groups.data.size == groups.data.rank
-    return writes_data and (
-        splits_over_model or turn // groups.data.size % groups.model.size == groups.model.rank
-    )
+    turn, copies = zlib.crc32(name.encode()), groups.copies_of(is_expert=is_expert)
+    writes_data = splits_over_data or turn % copies.size == copies.rank
+    return writes_data and (splits_over_model or turn // copies.size % groups.model.size == groups.model.rank)
 
 
 def optimizer_parts(fragment: Fragment, optimizer: Any) -> tuple[list[Part], dict[str, Any]]:
@@ -350,6 +351,7 @@ def model_state_parts(states: Iterable[LogicalState], groups: Groups) -> list[Pa
             groups,
             splits_over_data=state.is_split_over_data,
             splits_over_model=state.is_split_over_model,
+            is_expert=state.is_expert,
         )
     ]
 

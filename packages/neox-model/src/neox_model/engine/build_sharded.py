@@ -70,10 +70,10 @@ def build_sharded_stage(
 def _settings(run: RunSpec, groups: Groups) -> dict[str, Any]:
     gradients, zero = run.gradients, run.layout.zero
     return {
-        "group": groups.data,
-        "reduction": MeanReduceScatter(
+        "groups": groups,
+        "reduction": lambda size: MeanReduceScatter(
             DTYPES[run.reduces_in],
-            size=groups.data.size,
+            size=size,
             divides_first=zero == 3 or gradients.reduce_scatter or gradients.divides_first,
             predivide_factor=gradients.predivide_factor,
         ),

@@ -1,6 +1,7 @@
 """Build our update (`updater.py`), which both engines use at ZeRO stage 0."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import distributed, nn
@@ -15,6 +16,7 @@ from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.optim.mixed_precision import MixedPrecisionOptimizer, Tie
 from neox_model.parallel.gradient_reduction import GradientReduction
 from neox_model.parallel.groups import Groups
+from neox_model.parallel.logical import is_expert
 
 __all__ = ["build_loss_scale", "build_updater", "share_masters"]
 
@@ -54,6 +56,7 @@ def build_updater(
         divides_first=gradients.divides_first,
         predivide_factor=gradients.predivide_factor,
     )
+    of_experts = replace(reduction, group=groups.copies_of(is_expert=True), divisor=groups.experts.size)
     mixed = MixedPrecisionOptimizer(
         optimizer,
         schedule,
@@ -61,6 +64,7 @@ def build_updater(
         accumulation_dtype=DTYPES[gradients.accumulate_in],
         max_norm=chosen.clipping,
         reduce=reduction,
+        reduce_experts=of_experts,
         groups=groups,
         loss_scale=build_loss_scale(chosen.scaling, next(model.parameters()).device),
         ties=ties,
@@ -79,5 +83,6 @@ def share_masters(update: MixedPrecisionOptimizer, groups: Groups) -> None:
     """Broadcast the master weights of the first replica, so that all replicas start from the same ones."""
     if groups.data.size > 1:
         for master in update.masters:
-            distributed.broadcast(master.data, src=groups.data.ranks[0], group=groups.data.process_group)
+            copies = groups.copies_of(is_expert=is_expert(master))
+            distributed.broadcast(master.data, src=copies.ranks[0], group=copies.process_group)
         update.to_model()

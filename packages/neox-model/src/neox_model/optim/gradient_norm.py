@@ -8,7 +8,7 @@ from torch.nn import Parameter
 
 from neox_model.parallel.collectives import all_gather, all_reduce
 from neox_model.parallel.groups import Group, Groups
-from neox_model.parallel.logical import is_stage_copy, split_dim_of, whole_shape_of
+from neox_model.parallel.logical import is_expert, is_stage_copy, split_dim_of, whole_shape_of
 from neox_model.torch_compat import foreach_norm
 
 __all__ = [
@@ -30,8 +30,8 @@ def global_gradient_norm(
     """Compute the 2-norm over the gradients of the whole model, every logical element counted once.
 
     Parameters that tensor-parallel ranks hold as copies count on model rank 0; those that pipeline stages
-    hold as copies (`is_stage_copy`) count on their owner. Collective over the model
-    and pipe groups.
+    hold as copies (`is_stage_copy`) count on their owner. Collective over the model and pipe groups, and over
+    the ranks that divide experts.
 
     Args:
         parameters: this rank's parameters.
@@ -43,14 +43,21 @@ def global_gradient_norm(
         A float32 scalar on the parameters' device; not finite if any gradient is not, and infinite if the
         square of the norm exceeds float32.
     """
-    counted = [
-        gradient
-        for parameter, gradient in zip(parameters, gradients, strict=True)
-        if _counts_here(parameter, groups.model)
-    ]
-    total = torch.zeros((), device=parameters[0].device)
-    if counted:
-        total = torch.stack(_norms(counted)).square().sum().to(total.device)
+
+    def sum_of_squares(*, of_experts: bool) -> Tensor:
+        counted = [
+            gradient
+            for parameter, gradient in zip(parameters, gradients, strict=True)
+            if _counts_here(parameter, groups.model) and is_expert(parameter) == of_experts
+        ]
+        if not counted:
+            return torch.zeros((), device=parameters[0].device)
+        return torch.stack(_norms(counted)).square().sum().to(parameters[0].device)
+
+    total = sum_of_squares(of_experts=False)
+    if groups.experts.size > 1:
+        of_experts = sum_of_squares(of_experts=True)
+        total = total + (of_experts if are_sharded else all_reduce(of_experts, groups.experts))
     for group in (groups.model, groups.pipe, *((groups.data,) if are_sharded else ())):
         total = all_reduce(total, group)
     return total.sqrt()
@@ -96,17 +103,16 @@ def share_of_zeros(
     Returns:
         A float64 scalar on the parameters' device, the same on all ranks.
     """
-    counted = [
-        _without_padding(parameter, gradient)
-        for parameter, gradient in zip(parameters, gradients, strict=True)
-        if _counts_here(parameter, groups.model)
-    ]
     device = parameters[0].device
-    totals = torch.zeros(2, dtype=torch.float64, device=device)
-    totals[1] = sum(gradient.numel() for gradient in counted)
-    if counted:
-        totals[0] = torch.stack([gradient.count_nonzero().to(device) for gradient in counted]).sum()
+    totals = torch.zeros(2, 2, dtype=torch.float64, device=device)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        if _counts_here(parameter, groups.model):
+            own = _without_padding(parameter, gradient)
+            totals[int(is_expert(parameter)), 0] += own.count_nonzero().to(device)
+            totals[int(is_expert(parameter)), 1] += own.numel()
     differ = are_sharded or not are_averaged
+    of_experts = totals[1] if differ else all_reduce(totals[1], groups.experts)
+    totals = totals[0] + of_experts
     for group in (groups.model, groups.pipe, *((groups.data,) if differ else ())):
         totals = all_reduce(totals, group)
     return 1.0 - totals[0] / totals[1]
@@ -130,11 +136,8 @@ def shares_of_zeros(
     if not owned:
         return {}
     found = torch.stack([_without_padding(*pair).count_nonzero() for pair in owned]).double()
-    if are_sharded or not are_averaged:
-        found = all_reduce(found, groups.data)
-    split = [index for index, (parameter, _) in enumerate(owned) if split_dim_of(parameter) is not None]
-    if split:
-        found[split] = all_reduce(found[split], groups.model)
+    differ = are_sharded or not are_averaged
+    found = _summed_over_parts(found, [parameter for parameter, _ in owned], groups, differ=differ)
     copies = 1 if are_averaged else groups.data.size
     sizes = [copies * whole_shape_of(parameter).numel() for parameter, _ in owned]
     shares = 1.0 - found / found.new_tensor(sizes)
@@ -168,22 +171,35 @@ def tensor_gradient_norms(
     """
     owned = [pair for pair in zip(parameters, gradients, strict=True) if not is_stage_copy(pair[0])]
     norms = _norms([gradient for _, gradient in owned])
-    if are_sharded and norms:
-        squares = all_reduce(torch.stack(norms).square(), groups.data)
-        norms = list(squares.sqrt().unbind())
-    split = [
-        index
-        for index, (parameter, _) in enumerate(owned)
-        if parameter.logical.model_parallel  # type: ignore[attr-defined]
-    ]
-    if split:
-        squares = all_reduce(torch.stack([norms[index] for index in split]).square(), groups.model)
-        for index, norm in zip(split, squares.sqrt().unbind(), strict=True):
-            norms[index] = norm
+    if norms:
+        squares = torch.stack(norms).square()
+        parameters = [parameter for parameter, _ in owned]
+        norms = list(_summed_over_parts(squares, parameters, groups, differ=are_sharded).sqrt().unbind())
     if not are_averaged and norms:
         norms = list(norm_over_replicas(torch.stack(norms), groups.data).unbind())
     factor = 1.0 if scale is None else 1.0 / scale
     return {names[id(parameter)]: norm * factor for (parameter, _), norm in zip(owned, norms, strict=True)}
+
+
+def _summed_over_parts(
+    values: Tensor, parameters: Sequence[Parameter], groups: Groups, *, differ: bool
+) -> Tensor:
+    """Return the sum of a number of each parameter over the ranks with other parts of it. Collective.
+
+    Args:
+        values: one for each parameter; may be changed.
+        parameters: the parameters.
+        groups: this rank's process groups.
+        differ: each data-parallel rank has another part of every parameter.
+    """
+    if differ:
+        values = all_reduce(values, groups.data)
+    experts = [] if differ else [index for index, each in enumerate(parameters) if is_expert(each)]
+    split = [index for index, each in enumerate(parameters) if split_dim_of(each) is not None]
+    for places, group in ((experts, groups.experts), (split, groups.model)):
+        if places:
+            values[places] = all_reduce(values[places], group)
+    return values
 
 
 def _without_padding(parameter: Parameter, gradient: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ loss scale, the number of applied updates and the learning rate are device tenso
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from neox_model.optim.loss_scale import LossScale
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.gradient_reduction import EarlyReduction, GradientReduction
 from neox_model.parallel.groups import Groups
-from neox_model.parallel.logical import master_weight
+from neox_model.parallel.logical import is_expert, master_weight
 from neox_model.parallel.partial_gradients import (
     has_partial_gradient,
     sum_partial_gradients,
@@ -33,6 +34,8 @@ __all__ = ["BeforeStep", "MixedPrecisionOptimizer", "Tie", "guard_loss", "skips_
 # Dtypes in which gradients are summed and weights updated; float64 only to verify a layout.
 _WIDE = (torch.float32, torch.float64)
 Tie = tuple[Parameter, ProcessGroup]
+# Averages gradients in place.
+Reduce = Callable[[Sequence[Tensor]], None]
 # A function of the parameters, their gradients and the norm of all gradients, each with the loss scale.
 BeforeStep = Callable[[Sequence[Parameter], Sequence[Tensor], Tensor], None]
 
@@ -58,6 +61,7 @@ class MixedPrecisionOptimizer:
         accumulation_dtype: dtype in which gradients are summed over micro-batches; `dtype` or float32.
         max_norm: gradients are clipped to this 2-norm; 0 disables clipping.
         reduce: averages gradients over data-parallel ranks, in place, unless the optimizer averages.
+        reduce_experts: the same for gradients of experts that ranks divide; None: there are none.
         groups: this rank's process groups.
         loss_scale: the loss scale; None if the loss is not scaled.
         ties: weights with copies on other pipeline stages, each with the group that sums its gradients.
@@ -79,7 +83,8 @@ class MixedPrecisionOptimizer:
         dtype: torch.dtype,
         accumulation_dtype: torch.dtype,
         max_norm: float,
-        reduce: Callable[[Sequence[Tensor]], None],
+        reduce: Reduce,
+        reduce_experts: Reduce | None = None,
         groups: Groups,
         loss_scale: LossScale | None = None,
         ties: Sequence[Tie] = (),
@@ -94,7 +99,7 @@ class MixedPrecisionOptimizer:
         self.found_inf: Tensor | None = None
         self._left_out: Tensor | None = None
         self._max_norm = max_norm
-        self._reduce = reduce
+        self._reduce, self._reduce_experts = reduce, reduce_experts or reduce
         self._groups = groups
         self.parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         self.masters = self.parameters if dtype in _WIDE else self._make_masters(dtype)
@@ -121,6 +126,7 @@ class MixedPrecisionOptimizer:
             order: the model's parameters in the order in which it uses them.
         """
         later = {id(parameter) for parameter, *_ in (*self._partial, *self._ties)}
+        later |= {id(parameter) for parameter in self.parameters if is_expert(parameter)}
         holders = self.masters if self._sums_in_masters else self.parameters
         holder_of = {id(one): holder for one, holder in zip(self.parameters, holders, strict=True)}
         early = [one for one in order if id(one) in holder_of and id(one) not in later]
@@ -134,13 +140,13 @@ class MixedPrecisionOptimizer:
 
     def measure_reduction(self, measure: Callable[[str], AbstractContextManager[object]]) -> None:
         """Put every reduction over data-parallel ranks into `measure("backward_allreduce")` from now on."""
-        reduce = self._reduce
 
-        def measured(gradients: Sequence[Tensor]) -> None:
+        def measured(reduce: Reduce, gradients: Sequence[Tensor]) -> None:
             with measure("backward_allreduce"):
                 reduce(gradients)
 
-        self._reduce = measured
+        self._reduce = partial(measured, self._reduce)
+        self._reduce_experts = partial(measured, self._reduce_experts)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -164,7 +170,7 @@ class MixedPrecisionOptimizer:
         pairs = list(zip(self.parameters, self.masters, strict=True))
         trained = [pair for pair in pairs if _gradient(*pair) is not None]
         if not self.averages_itself:
-            self._reduce([_gradient(*pair) for pair in trained])  # type: ignore[misc]
+            self._average(trained)
             self._equalize_ties()
         gradients = [self._master_gradient(*pair) for pair in trained]
         parameters = [parameter for parameter, _ in trained]
@@ -179,6 +185,17 @@ class MixedPrecisionOptimizer:
         self._copy_to_model()
         for master in self.masters:
             master.grad = None
+
+    def _average(self, trained: Sequence[tuple[Parameter, Parameter]]) -> None:
+        """Average gradients over the ranks with the same weights."""
+        gradients: dict[bool, list[Tensor]] = {False: [], True: []}
+        for parameter, master in trained:
+            gradient = _gradient(parameter, master)
+            assert gradient is not None, "only what has a gradient is averaged"
+            gradients[is_expert(parameter)].append(gradient)
+        self._reduce(gradients[False])
+        if gradients[True]:
+            self._reduce_experts(gradients[True])
 
     @torch.no_grad()
     def collect(self) -> None:

@@ -5,7 +5,7 @@ arXiv:1909.08053. Gather-to and reduce-scatter-from replace them if each rank ho
 (arXiv:2205.05198). In a group of one, each returns its argument without communication.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,9 @@ __all__ = [
     "COMPILE_DISABLED",
     "all_gather",
     "all_reduce",
+    "all_to_all",
     "copy_to_group",
+    "exchange_rows",
     "gather_from_group",
     "gather_to_group",
     "reduce_from_group",
@@ -52,6 +54,13 @@ def all_gather(tensor: Tensor, group: Group, dim: int) -> Tensor:
     return parts.movedim(0, dim).flatten(dim, dim + 1)
 
 
+def all_to_all(tensor: Tensor, group: Group) -> Tensor:
+    """Send row i to rank i of the group, and return the rows that ranks sent, in their order; no gradient."""
+    received = torch.empty_like(tensor)
+    dist.all_to_all_single(received, tensor.contiguous(), group=group.process_group)
+    return received
+
+
 def start_all_gather(rows: Tensor, group: Group) -> Callable[[], Tensor]:
     """Start to concatenate the ranks' rows; return a function that waits and returns them. No gradient."""
     whole = rows.new_empty((group.size * rows.shape[0], *rows.shape[1:]))
@@ -80,6 +89,16 @@ def _my_part(tensor: Tensor, group: Group, dim: int) -> Tensor:
 def summed_copy(tensor: Tensor, group: Group) -> Tensor:
     """Return the sum over the group of a gradient, which autograd may pass to another branch as well."""
     return all_reduce(tensor.clone(memory_format=torch.contiguous_format), group)
+
+
+def _send_rows(rows: Tensor, group: Group, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+    arrived = rows.new_empty((sum(received), *rows.shape[1:]))
+    dist.all_to_all_single(arrived, rows.contiguous(), list(received), list(sent), group=group.process_group)
+    return arrived
+
+
+def _return_rows(rows: Tensor, group: Group, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+    return _send_rows(rows, group, received, sent)
 
 
 def _same(tensor: Tensor, group: Group) -> Tensor:
@@ -153,3 +172,15 @@ def gather_to_group(tensor: Tensor, group: Group) -> Tensor:
 def reduce_scatter_from_group(tensor: Tensor, group: Group) -> Tensor:
     """Sum the ranks' partial results and return this rank's rows; gradients are concatenated."""
     return tensor if group.size == 1 else _exchange(tensor, reduce_scatter, _all_rows, group)
+
+
+def exchange_rows(rows: Tensor, group: Group, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+    """Send runs of rows to the ranks, and return those that they sent; gradients go back.
+
+    Args:
+        rows: the rows for the first rank, then those for the second, and so on.
+        group: the ranks.
+        sent: number of rows for each rank.
+        received: number of rows from each rank.
+    """
+    return rows if group.size == 1 else _exchange(rows, _send_rows, _return_rows, group, sent, received)

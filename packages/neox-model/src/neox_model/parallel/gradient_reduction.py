@@ -36,19 +36,24 @@ class GradientReduction:
         dtype: dtype of the messages; None: the gradients' dtype.
         divides_first: divide by the number of ranks before the sum instead of after it.
         predivide_factor: divide by this factor before the sum, and by the remaining factor after it.
+        divisor: divide the mean by this number: a gradient of experts is the sum over the ranks that divide
+            them.
     """
 
     group: Group
     dtype: torch.dtype | None = None
     divides_first: bool = False
     predivide_factor: float = 1.0
+    divisor: int = 1
 
     @torch.no_grad()
     def __call__(self, gradients: Sequence[Tensor]) -> None:
         """Average these gradients. Collective: every rank passes the same shapes in the same order."""
-        if self.group.size == 1:
-            return
-        in_buckets(gradients, lambda flat: self.finish(*self.start(flat)))
+        if self.group.size > 1:
+            in_buckets(gradients, lambda flat: self.finish(*self.start(flat)))
+        if self.divisor > 1:
+            for gradient in gradients:
+                gradient.div_(self.divisor)
 
     def start(self, flat: Tensor) -> tuple[Tensor, _Work]:
         """Start the sum of a flat tensor, which may be changed; return it for `finish`."""

@@ -39,6 +39,9 @@ class Group:
     keeps_gathered: bool = False
 
 
+SINGLE_RANK = Group(rank=0, size=1, process_group=None, ranks=(0,))
+
+
 @dataclass(frozen=True)
 class Groups:
     """All groups of one process.
@@ -49,6 +52,8 @@ class Groups:
         pipe: the stages of one pipeline.
         world: every rank.
         control: every rank, always over gloo: flags and messages on the CPU.
+        experts: the replicas that divide the experts among each other (expert parallelism).
+        expert_copies: the replicas with the same experts; None: all of `data`.
     """
 
     data: Group
@@ -56,9 +61,14 @@ class Groups:
     pipe: Group
     world: Group
     control: Group
+    experts: Group = SINGLE_RANK
+    expert_copies: Group | None = None
+
+    def copies_of(self, *, is_expert: bool) -> Group:
+        """Return the ranks with the same weight, between which its gradients are averaged."""
+        return self.expert_copies if is_expert and self.expert_copies is not None else self.data
 
 
-SINGLE_RANK = Group(rank=0, size=1, process_group=None, ranks=(0,))
 # The groups of a job with one process; torch.distributed need not be initialized.
 SINGLE_PROCESS = Groups(
     data=SINGLE_RANK, model=SINGLE_RANK, pipe=SINGLE_RANK, world=SINGLE_RANK, control=SINGLE_RANK

@@ -26,6 +26,7 @@ __all__ = [
     "begin_iteration",
     "blocks_of",
     "copy_description",
+    "is_expert",
     "is_stage_copy",
     "logical_parameter",
     "master_weight",
@@ -90,6 +91,7 @@ class Logical:
         split_dim: the dimension that is split over tensor-parallel ranks; None if each has a copy.
         blocks: the order of the rows of several matrices in one; None for one matrix.
         kind: a key of `RunSpec.multipliers`; None: a vector, or there are none.
+        is_expert: its first dimension is that of experts, which data-parallel ranks divide.
     """
 
     shape: tuple[int, ...]
@@ -98,6 +100,7 @@ class Logical:
     split_dim: int | None
     blocks: RowBlocks | None = None
     kind: str | None = None
+    is_expert: bool = False
 
     @property
     def model_parallel(self) -> bool:
@@ -119,6 +122,7 @@ class LogicalState:
         values: the elements, 1-D.
         is_split_over_model: other tensor-parallel ranks hold other blocks; False: they hold copies.
         is_split_over_data: other data-parallel ranks hold other elements of the block.
+        is_expert: it belongs to experts that data-parallel ranks divide.
         is_stage_copy: it belongs to the copy of a tied weight, whose owner's stage writes it.
         if_missing: tensor to read instead from a checkpoint that lacks the state; None: that is refused.
     """
@@ -130,6 +134,7 @@ class LogicalState:
     values: Tensor
     is_split_over_model: bool
     is_split_over_data: bool = False
+    is_expert: bool = False
     is_stage_copy: bool = False
     if_missing: str | None = None
 
@@ -148,6 +153,7 @@ def logical_parameter(
     pad: bool = False,
     blocks: RowBlocks | None = None,
     kind: str | None = None,
+    experts: Group | None = None,
 ) -> nn.Parameter:
     """Return this rank's part of a logical tensor, uninitialized.
 
@@ -161,12 +167,16 @@ def logical_parameter(
         pad: add padding rows on the last ranks instead of refusing sizes that do not divide.
         blocks: the order of the rows of several matrices in one; None for one matrix.
         kind: see `Logical`; None: that of `init`.
+        experts: the ranks that divide the first dimension, which is that of experts; None: it is another one.
 
     Raises:
         LayoutError: the split dimension is not divisible by the size of the group, and `pad` is False.
     """
     local_shape = list(shape)
     slices = [(0, length) for length in shape]
+    if experts is not None:
+        local_shape[0] = shape[0] // experts.size
+        slices[0] = (experts.rank * local_shape[0], (experts.rank + 1) * local_shape[0])
     if split_dim is not None:
         length = shape[split_dim]
         if length % group.size and not pad:
@@ -181,7 +191,8 @@ def logical_parameter(
     parameter = nn.Parameter(torch.empty(local_shape, device=_DEVICE.get()))
     split = split_dim if group.size > 1 else None
     kind = kind or getattr(init, "kind", None)
-    logical = Logical(tuple(shape), tuple(slices), init, split, blocks, kind)
+    is_expert = experts is not None and experts.size > 1
+    logical = Logical(tuple(shape), tuple(slices), init, split, blocks, kind, is_expert)
     parameter.logical = logical  # type: ignore[attr-defined]
     if logical.model_parallel:
         # For DeepSpeed's norms: sum this parameter over ranks instead of counting it once.
@@ -243,6 +254,12 @@ def rows_of(parameter: Tensor) -> tuple[int, int]:
     """Return the rows of the logical tensor that a parameter or master weight holds, as (start, stop)."""
     logical: Logical | None = getattr(parameter, "logical", None)
     return (0, len(parameter)) if logical is None else logical.slices[0]
+
+
+def is_expert(parameter: Tensor) -> bool:
+    """Return True for a parameter or master weight of experts that data-parallel ranks divide."""
+    logical: Logical | None = getattr(parameter, "logical", None)
+    return logical is not None and logical.is_expert
 
 
 def blocks_of(parameter: Tensor) -> RowBlocks | None:

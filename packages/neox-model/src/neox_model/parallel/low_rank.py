@@ -59,6 +59,7 @@ class LowRankPair(nn.Module):
         splits_inputs: True for a row-parallel matrix, False for a column-parallel one.
         whole: for A and B, the shape.
         dims: for A and B, the dimension that is split if the side is.
+        experts: the ranks that divide the first dimension, which is that of experts; None: it is another one.
     """
 
     def __init__(
@@ -69,13 +70,14 @@ class LowRankPair(nn.Module):
         splits_inputs: bool,
         whole: tuple[tuple[int, ...], tuple[int, ...]],
         dims: tuple[int, int],
+        experts: Group | None = None,
     ) -> None:
         super().__init__()
         self.form = form
         self.group = group
         self.splits_inputs = splits_inputs
         (of_a, of_b), (a_dim, b_dim) = whole, dims
-        options: dict[str, Any] = {"group": group, "kind": "other"}
+        options: dict[str, Any] = {"group": group, "kind": "other", "experts": experts}
         self.a = logical_parameter(of_a, init=_uniform, split_dim=a_dim if splits_inputs else None, **options)
         self.b = logical_parameter(of_b, init=_zeros, split_dim=None if splits_inputs else b_dim, **options)
 

@@ -1,13 +1,13 @@
 """The partitioned parameters of a pipeline stage, whose passes a schedule runs one by one."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from neox_model.parallel.groups import Group
+from neox_model.parallel.groups import Groups
 from neox_model.parallel.sharding import MeanReduceScatter, ShardedModel
 
 __all__ = ["ShardedStage"]
@@ -22,8 +22,8 @@ class ShardedStage(ShardedModel):
     Args:
         model: partitioned by `partition`, with its initial weights.
         chunks: the parts of it that run.
-        group: the data-parallel ranks.
-        reduction: averages gradients.
+        groups: this job's process groups.
+        reduction: averages gradients over the ranks of a group.
         keeps_weights: whole parameters stay from the first micro-batch of an update to the last.
         reduces_every_time: reduce the gradients of each micro-batch, so that only their parts are stored.
     """
@@ -33,14 +33,14 @@ class ShardedStage(ShardedModel):
         model: nn.Module,
         chunks: Sequence[nn.Module],
         *,
-        group: Group,
-        reduction: MeanReduceScatter,
+        groups: Groups,
+        reduction: Callable[[int], MeanReduceScatter],
         keeps_weights: bool,
         reduces_every_time: bool,
     ) -> None:
         super().__init__(
             model,
-            group=group,
+            groups=groups,
             reduction=reduction,
             keeps_weights=keeps_weights,
             reduces_every_time=reduces_every_time,

@@ -5,8 +5,9 @@ the dtype of the computation, exist while it runs; at stages 1 and 2 from its fo
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,8 +22,8 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
-from neox_model.parallel.groups import Group
-from neox_model.parallel.logical import copy_description
+from neox_model.parallel.groups import Group, Groups
+from neox_model.parallel.logical import copy_description, is_expert
 from neox_model.parallel.param_shard import ParamShard, first_row
 from neox_model.parallel.partitioned import is_sharded
 from neox_model.torch_compat import reduce_scatter_single
@@ -98,27 +99,28 @@ def partition(
     model: nn.Module,
     blocks: Sequence[nn.Module],
     *,
-    group: Group,
+    experts: Sequence[nn.Module] = (),
+    groups: Groups,
     device: torch.device,
     precisions: Precisions,
     reshards_after_forward: bool | int,
     partitions_frozen: bool,
 ) -> None:
-    """Partition the parameters of a model over the data group. Collective.
+    """Partition the parameters of a model over the data-parallel ranks. Collective.
 
     Args:
         model: its parameters are float32, on the device or without memory (`without_memory`). The rows of
             those without memory are allocated, uninitialized.
         blocks: modules that run one after the other, of which each is gathered by itself; those that share
             parameters with others are gathered with the whole model.
-        group: the data-parallel ranks, at least two.
+        experts: parts of the blocks whose parameters are experts that data-parallel ranks divide.
+        groups: this job's process groups, with at least two data-parallel ranks.
         device: device of the model.
         precisions: the data types.
         reshards_after_forward: free whole parameters between the forward and the backward pass; a number:
             keep a part for this many ranks; False: keep them.
         partitions_frozen: partition the weights that are not trained, too.
     """
-    assert group.process_group is not None, "sharding requires torch.distributed"
     before = dict(model.named_parameters())
     for parameter in before.values():
         if not parameter.requires_grad:
@@ -126,7 +128,6 @@ def partition(
             parameter.data = parameter.data.to(precisions.computation)
     frozen = {parameter for parameter in before.values() if not parameter.requires_grad}
     settings: dict[str, Any] = {
-        "mesh": DeviceMesh.from_group(group.process_group, device.type),
         "mp_policy": MixedPrecisionPolicy(
             param_dtype=precisions.computation,
             reduce_dtype=precisions.accumulation,
@@ -134,6 +135,12 @@ def partition(
         ),
         "ignored_params": None if partitions_frozen else frozen,
     }
+    for part in experts:
+        # A part for each of some neighbouring ranks is not kept: these have other experts.
+        frees = bool(reshards_after_forward)
+        copies = groups.copies_of(is_expert=True)
+        fully_shard(part, mesh=_mesh(copies, device), reshard_after_forward=frees, **settings)
+    settings["mesh"] = _mesh(groups.data, device)
     for block in _without_shared(model, blocks):
         fully_shard(block, reshard_after_forward=reshards_after_forward, **settings)
     # What remains is used at both ends of the model: it stays until the backward pass in any case.
@@ -141,6 +148,11 @@ def partition(
     _allocate(model, device)
     for path, parameter in model.named_parameters():
         copy_description(before[path], parameter, rows=(0, len(parameter)))
+
+
+def _mesh(group: Group, device: torch.device) -> DeviceMesh:
+    assert group.process_group is not None, "sharding requires torch.distributed"
+    return DeviceMesh.from_group(group.process_group, device.type)
 
 
 def _allocate(model: nn.Module, device: torch.device) -> None:
@@ -177,13 +189,17 @@ def _uninitialized(parameter: nn.Parameter, device: torch.device) -> Tensor:
     )
 
 
+def _divide(gradients: Tensor, by: int) -> None:
+    gradients.div_(by)
+
+
 class ShardedModel:
     """A partitioned model that is trained.
 
     Args:
         model: partitioned by `partition`, with its initial weights.
-        group: the data-parallel ranks.
-        reduction: averages gradients.
+        groups: this job's process groups.
+        reduction: averages gradients over the ranks of a group.
         keeps_weights: whole parameters stay from the first micro-batch of an update to the last.
         reduces_every_time: reduce the gradients of each micro-batch, so that only their parts are stored.
     """
@@ -192,8 +208,8 @@ class ShardedModel:
         self,
         model: nn.Module,
         *,
-        group: Group,
-        reduction: MeanReduceScatter,
+        groups: Groups,
+        reduction: Callable[[int], MeanReduceScatter],
         keeps_weights: bool,
         reduces_every_time: bool,
     ) -> None:
@@ -202,17 +218,22 @@ class ShardedModel:
         self._reduces_every_time = reduces_every_time
         self._parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
         for part in self._parts:
-            part.set_custom_reduce_scatter(reduction)  # type: ignore[arg-type]
             # The reduction divides.
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)
+            has_experts = all(is_expert(parameter) for parameter in part.parameters())
+            copies = groups.copies_of(is_expert=has_experts)
+            part.set_custom_reduce_scatter(reduction(copies.size))  # type: ignore[arg-type]
+            if has_experts:
+                # Their gradients are sums over the ranks that divide experts.
+                part.set_all_reduce_hook(partial(_divide, by=groups.experts.size))
         self._add_empty_pass()
         self._initialize()
         self._holders: dict[int, nn.Parameter] = {}
         self._held: dict[int, ParamShard] = {}
         for parameter in model.parameters():
             if is_sharded(parameter):
-                holder, held = _held(parameter, group)
+                holder, held = _held(parameter)
                 self._holders[id(parameter)] = holder
                 self._held[id(holder)] = held
 
@@ -284,12 +305,12 @@ def _without_shared(model: nn.Module, blocks: Sequence[nn.Module]) -> Iterator[n
             yield block
 
 
-def _held(parameter: nn.Parameter, group: Group) -> tuple[nn.Parameter, ParamShard]:
+def _held(parameter: nn.Parameter) -> tuple[nn.Parameter, ParamShard]:
     """Return this rank's rows of a sharded parameter as a plain one, and where they belong."""
     with torch.no_grad():
-        local = parameter.to_local()  # type: ignore[attr-defined]
+        local, mesh = parameter.to_local(), parameter.device_mesh  # type: ignore[attr-defined]
     rows = len(parameter)
-    first = first_row(rows, rank=group.rank, size=group.size)
+    first = first_row(rows, rank=mesh.get_local_rank(), size=mesh.size())
     holder = nn.Parameter(local.detach(), requires_grad=parameter.requires_grad)
     copy_description(parameter, holder, rows=(first, first + len(local)))
     row_size = parameter.numel() // max(1, rows)

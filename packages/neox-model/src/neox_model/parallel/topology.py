@@ -12,7 +12,9 @@ from neox_model.torch_compat import limit_gloo_threads
 __all__ = ["create_groups", "group_of_stages", "topology_of_world"]
 
 
-def topology_of_world(world_size: int, *, model_parallel_size: int, pipe_parallel_size: int) -> Topology:
+def topology_of_world(
+    world_size: int, *, model_parallel_size: int, pipe_parallel_size: int, expert_parallel_size: int = 1
+) -> Topology:
     """Return the layout of `world_size` ranks; the data axis is the remaining factor.
 
     Raises:
@@ -25,15 +27,24 @@ def topology_of_world(world_size: int, *, model_parallel_size: int, pipe_paralle
             f"{slice_size} does not divide the {world_size:,} processes of this job; "
             "set sizes whose product divides the number of processes"
         )
-    return Topology(pipe=pipe_parallel_size, data=world_size // slice_size, model=model_parallel_size)
+    data = world_size // slice_size
+    if data % expert_parallel_size:
+        raise LayoutError(
+            f"expert-parallel-size {expert_parallel_size} does not divide the {data} data-parallel ranks of "
+            "this job; set it to a divisor"
+        )
+    return Topology(
+        pipe=pipe_parallel_size, data=data, model=model_parallel_size, experts=expert_parallel_size
+    )
 
 
-def create_groups(model_parallel_size: int, pipe_parallel_size: int) -> Groups:
+def create_groups(model_parallel_size: int, pipe_parallel_size: int, expert_parallel_size: int = 1) -> Groups:
     """Form this job's groups; every rank must call it, with the same sizes, once torch.distributed runs.
 
     Args:
         model_parallel_size: tensor-parallel ranks per layer.
         pipe_parallel_size: pipeline stages, 1 for none.
+        expert_parallel_size: data-parallel ranks that divide the experts.
 
     Raises:
         LayoutError: the sizes do not divide the world.
@@ -44,6 +55,7 @@ def create_groups(model_parallel_size: int, pipe_parallel_size: int) -> Groups:
         dist.get_world_size(),
         model_parallel_size=model_parallel_size,
         pipe_parallel_size=max(1, pipe_parallel_size),
+        expert_parallel_size=expert_parallel_size,
     )
     everyone = tuple(range(topology.world_size))
     is_gloo = dist.get_backend() == "gloo"
@@ -59,7 +71,18 @@ def create_groups(model_parallel_size: int, pipe_parallel_size: int) -> Groups:
             dist.group.WORLD if is_gloo else dist.new_group(backend="gloo"),
             everyone,
         ),
+        **_of_experts(topology),
     )
+
+
+def _of_experts(topology: Topology) -> dict[str, Group]:
+    """Return the groups of ranks that divide experts; empty if none do. Collective over all ranks."""
+    if topology.experts == 1:
+        return {}
+    return {
+        "experts": _join(topology.ranks_along("experts")),
+        "expert_copies": _join(topology.ranks_along("copies")),
+    }
 
 
 def group_of_stages(groups: Groups, stages: Sequence[int]) -> dist.ProcessGroup | None:

@@ -6,16 +6,17 @@ run's precision.
 """
 
 import torch
-from torch import distributed, nn
+from torch import Tensor, distributed, nn
 
 from neox_model.assembly.choices import computing_device
 from neox_model.assembly.zero_sharding import whole_parameter
 from neox_model.errors import ModelError
 from neox_model.generate.forward import Forward
 from neox_model.generate.run import build_forward_pass
+from neox_model.parallel.collectives import all_gather
 from neox_model.parallel.control import all_gather_object
 from neox_model.parallel.groups import Groups
-from neox_model.parallel.logical import named_logical_parameters
+from neox_model.parallel.logical import is_expert, named_logical_parameters
 from neox_model.train.run import Run
 
 __all__ = ["copied_forward", "copy_weights"]
@@ -47,7 +48,7 @@ def copy_weights(source: nn.Module, target: nn.Module, groups: Groups) -> None:
     missing, sent = set(wanted), set()
     held = []
     for name, parameter in own.items():
-        value = whole_parameter(parameter, groups)
+        value = _with_all_experts(parameter, groups)
         held.append((name, value.shape, value.dtype))
     # Names, shapes of this tensor-parallel rank, and dtypes of the parameters of each stage.
     everywhere = all_gather_object(groups.control, held) if groups.pipe.size > 1 else []
@@ -58,7 +59,7 @@ def copy_weights(source: nn.Module, target: nn.Module, groups: Groups) -> None:
                 continue
             sent.add(name)
             if stage == groups.pipe.rank:
-                value = whole_parameter(own[name], groups)
+                value = _with_all_experts(own[name], groups)
             else:
                 value = torch.empty(shape, dtype=dtype, device=computing_device())
             if groups.pipe.size > 1:
@@ -68,3 +69,8 @@ def copy_weights(source: nn.Module, target: nn.Module, groups: Groups) -> None:
                 missing.remove(name)
     if missing:
         raise ModelError(f"the model in training has no {', '.join(sorted(missing))}; report this error")
+
+
+def _with_all_experts(parameter: nn.Parameter, groups: Groups) -> Tensor:
+    value = whole_parameter(parameter, groups)
+    return all_gather(value, groups.experts, dim=0) if is_expert(parameter) else value

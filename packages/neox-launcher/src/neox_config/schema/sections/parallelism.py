@@ -26,6 +26,18 @@ class ParallelismSection(Section, resume="free"):
         le=10_000,
         doc="Tensor-parallel size: number of devices that split each layer's matrices; 0 means 1.",
     )
+    expert_parallel_size: int = param(
+        1,
+        origin="ours",
+        ge=1,
+        le=10_000,
+        used_when="moe_num_experts >= 2",
+        source="arXiv:2006.16668",
+        doc="Number of data-parallel devices that divide the experts of each layer among each other. Each "
+        "sends its tokens to the devices with their experts, and receives the results. It divides the "
+        "data-parallel size and moe-num-experts. ZeRO divides experts over the remaining factor of the "
+        "data-parallel size.",
+    )
     sequence_parallel: bool = param(
         False,
         origin="ours",

@@ -1,6 +1,7 @@
 """The blocks of experts, whose matrices of one kind are one tensor [experts, inputs, outputs]."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -30,6 +31,7 @@ class ExpertAdapter(LowRankPair):
         form: rank, scale and dropout.
         product: computes products with the matrices of all experts.
         group: the ranks over which the matrices are split.
+        experts: the ranks that divide the experts.
         splits_inputs: the inputs are split, else the outputs.
     """
 
@@ -40,11 +42,13 @@ class ExpertAdapter(LowRankPair):
         *,
         product: ExpertProduct,
         group: Group,
+        experts: Group,
         splits_inputs: bool,
     ) -> None:
         number, inputs, outputs = shape
         whole = (number, inputs, form.rank), (number, form.rank, outputs)
-        super().__init__(form, group, splits_inputs=splits_inputs, whole=whole, dims=(1, 2))
+        options: Any = {"splits_inputs": splits_inputs, "experts": experts}
+        super().__init__(form, group, whole=whole, dims=(1, 2), **options)
         self.product = product
         ensure_partial(self.b if splits_inputs else self.a, group)
 
@@ -67,6 +71,7 @@ class ExpertBlocks(nn.Module):
         init: fills `up` and `gate`.
         output_init: fills `down`.
         group: the ranks over which each expert's width is split.
+        experts: the ranks that divide the experts.
         adapters: forms of low-rank adapters by the name of the matrix.
         adapter_product: computes products with the adapters' matrices.
     """
@@ -83,6 +88,7 @@ class ExpertBlocks(nn.Module):
         is_gated: bool = False,
         product: ExpertProduct | None = None,
         group: Group = SINGLE_RANK,
+        experts: Group = SINGLE_RANK,
         adapters: Mapping[str, LowRank] = MappingProxyType({}),
         adapter_product: ExpertProduct | None = None,
     ) -> None:
@@ -90,11 +96,12 @@ class ExpertBlocks(nn.Module):
         self.activation = activation
         self.product = looped_product if product is None else product
         wide, narrow = (number, hidden_size, width), (number, width, hidden_size)
-        self.up = logical_parameter(wide, init=init, group=group, split_dim=2)
-        self.gate = logical_parameter(wide, init=init, group=group, split_dim=2) if is_gated else None
-        self.down = logical_parameter(narrow, init=output_init, group=group, split_dim=1)
+        parameter = partial(logical_parameter, group=group, experts=experts)
+        self.up = parameter(wide, init=init, split_dim=2)
+        self.gate = parameter(wide, init=init, split_dim=2) if is_gated else None
+        self.down = parameter(narrow, init=output_init, split_dim=1)
         shapes = {"up": wide, "gate": wide, "down": narrow}
-        options: Any = {"product": adapter_product or looped_product, "group": group}
+        options: Any = {"product": adapter_product or looped_product, "group": group, "experts": experts}
         self.adapters = nn.ModuleDict(
             {
                 name: ExpertAdapter(shapes[name], form, splits_inputs=name == "down", **options)
@@ -108,7 +115,7 @@ class ExpertBlocks(nn.Module):
 
         Args:
             rows_RD: rows sorted by expert.
-            counts_E: number of rows of each expert; their sum is R.
+            counts_E: number of rows of each of this rank's experts; their sum is R.
         """
         wide_RF = self._product("up", rows_RD, counts_E)
         if self.gate is None:

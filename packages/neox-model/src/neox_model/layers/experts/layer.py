@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from neox_model.layers.experts.blocks import ExpertBlocks
+from neox_model.layers.experts.dispatch import LOCAL_DISPATCH, Dispatcher
 from neox_model.layers.experts.router import Router, partial_parameter
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.logical import InitMethod
@@ -48,6 +49,7 @@ class Experts(nn.Module):
         shared: factory of an MLP for all tokens, whose output is added; None: there is none.
         has_shared_gate: multiply that output by the sigmoid of a projection of the input.
         group: the ranks over which each expert's width is split.
+        dispatch: sends rows to the ranks with their experts.
     """
 
     def __init__(
@@ -60,9 +62,11 @@ class Experts(nn.Module):
         shared: Callable[[], nn.Module] | None = None,
         has_shared_gate: bool = False,
         group: Group = SINGLE_RANK,
+        dispatch: Dispatcher = LOCAL_DISPATCH,
     ) -> None:
         super().__init__()
         self.group = group
+        self.dispatch = dispatch
         self.router = router()
         self.experts = blocks(self.router.number)
         self.shared = None if shared is None else shared()
@@ -87,7 +91,8 @@ class Experts(nn.Module):
         places_R = torch.empty_like(order_R)
         places_R[order_R] = torch.arange(len(order_R), device=order_R.device)
         places_TK = places_R.view_as(experts_TK)
-        rows_RD = self.experts(_ByExpert.apply(hidden_SBD.flatten(0, 1), order_R, places_TK), counts_E)
+        sorted_RD = _ByExpert.apply(hidden_SBD.flatten(0, 1), order_R, places_TK)
+        rows_RD = self.dispatch(sorted_RD, counts_E, self.experts)
         sum_TD = (rows_RD[places_TK] * weights_TK.unsqueeze(-1).to(rows_RD.dtype)).sum(dim=1)
         output_SBD = sum_TD.unflatten(0, hidden_SBD.shape[:2])
         if self.shared is not None:

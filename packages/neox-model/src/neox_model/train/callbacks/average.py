@@ -41,6 +41,7 @@ class WeightAverage(Callback):
                     values=torch.zeros_like(fragment.weight),
                     is_split_over_model=fragment.logical.model_parallel,
                     is_split_over_data=engine.update.splits_over_data,
+                    is_expert=fragment.logical.is_expert,
                     is_stage_copy=is_stage_copy(fragment.held.param),
                     if_missing=fragment.name,
                 )

@@ -13,7 +13,7 @@ from torch.distributed import ReduceOp
 
 from neox_config.errors import NeoXError
 from neox_config.pluralize import pluralize
-from neox_model.checkpoint.logical import computing_fragments, engine_fragments
+from neox_model.checkpoint.logical import Fragment, computing_fragments, engine_fragments
 from neox_model.checkpoint.replica_states import is_replica_state, replicas_differ, shared_weight
 from neox_model.engine.contract import Engine
 from neox_model.parallel.collectives import all_reduce
@@ -52,12 +52,14 @@ class _Piece:
         name: what it is, for messages.
         values: the tensor.
         is_split: True if tensor-parallel ranks hold different parts of it.
+        is_expert: True if it belongs to experts that data-parallel ranks divide.
         is_used: True for a weight that the model computes with.
     """
 
     name: str
     values: Tensor
     is_split: bool
+    is_expert: bool
     is_used: bool
 
 
@@ -141,7 +143,14 @@ class ReplicaCheck(Callback):
         groups, device = self.run.groups, self.run.engine.device
         known = [(piece, fingerprint(piece.values).to(device)) for piece in _pieces(self.run.engine)]
         if groups.data.size > 1:
-            return _differing([(piece.name, value) for piece, value in known], groups.data)
+            return [
+                copy
+                for is_expert in (False, True)
+                for copy in _differing(
+                    [(piece.name, value) for piece, value in known if piece.is_expert == is_expert],
+                    groups.copies_of(is_expert=is_expert),
+                )
+            ]
         found = _differing(
             [(piece.name, value) for piece, value in known if not piece.is_split], groups.model
         )
@@ -154,20 +163,25 @@ def _pieces(engine: Engine) -> Iterator[_Piece]:
     """Yield the tensors of this rank that have copies, in the same order on the ranks that hold them."""
     optimizer = engine.update.optimizer
     differ = replicas_differ(optimizer)
+
+    def piece(fragment: Fragment, name: str, values: Tensor, *, is_used: bool = False) -> _Piece:
+        logical = fragment.logical
+        return _Piece(name, values, logical.model_parallel, logical.is_expert, is_used)
+
     for fragment in computing_fragments(engine) if not differ else ():
-        yield _Piece(fragment.name, fragment.weight, fragment.logical.model_parallel, is_used=True)
+        yield piece(fragment, fragment.name, fragment.weight, is_used=True)
     if engine.update.splits_over_data:
         return
     for fragment in engine_fragments(engine):
-        holder, is_split = fragment.held.holder, fragment.logical.model_parallel
+        holder = fragment.held.holder
         if differ:
             values = shared_weight(fragment, optimizer)
-            yield _Piece(f"{fragment.name} (shared weight)", values, is_split, is_used=False)
+            yield piece(fragment, f"{fragment.name} (shared weight)", values)
         elif holder is not fragment.held.param:
-            yield _Piece(f"{fragment.name} (master weight)", fragment.weight, is_split, is_used=False)
+            yield piece(fragment, f"{fragment.name} (master weight)", fragment.weight)
         for key, value in optimizer.state.get(holder, {}).items():
             if isinstance(value, Tensor) and not is_replica_state(optimizer, key):
-                yield _Piece(f"{fragment.name}/{key}", value, is_split, is_used=False)
+                yield piece(fragment, f"{fragment.name}/{key}", value)
 
 
 def _differing(prints: Sequence[tuple[str, Tensor]], group: Group) -> list[_Copy]:
