@@ -106,7 +106,7 @@ def growth() -> None:
             ours, _, ratio = compare(experts(number, dtype), fewest)
             mlp, _, dense_ratio = compare(dense(number, dtype), dense(NUMBERS[0], dtype))
             print(
-                f"{name:<9} {number:>3} experts {1e3 * ours:7.1f} ms, {1 / ratio:5.2f} x {NUMBERS[0]} experts;"
+                f"{name:<9} {number:>3} experts {1e3 * ours:7.1f} ms, {1 / ratio:5.2f} x {NUMBERS[0]};"
                 f"  MLP of the same size {1e3 * mlp:7.1f} ms, {1 / dense_ratio:5.2f} x the smallest"
             )
 

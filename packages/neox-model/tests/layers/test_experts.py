@@ -642,8 +642,11 @@ def test_logits_are_those_of_transformers(family: str) -> None:
 
 
 @pytest.mark.parametrize("has_biases", [False, True])
-def test_estimates_count_the_parameters_of_experts_and_those_that_are_used(*, has_biases: bool) -> None:
-    settings = {
+@pytest.mark.parametrize("adapters", [{}, {"lora_rank": 3, "lora_base": "x"}])
+def test_estimates_count_the_parameters_of_experts_and_those_that_are_used(
+    adapters: dict[str, Any], *, has_biases: bool
+) -> None:
+    settings = adapters | {
         "moe_num_experts": 5,
         "moe_top_k": 2,
         "moe_layers": [0, 2],
@@ -658,7 +661,8 @@ def test_estimates_count_the_parameters_of_experts_and_those_that_are_used(*, ha
     model = build_model(spec, run, SINGLE_PROCESS, vocab_size=11)
     total = sum(parameter.numel() for parameter in model.parameters())
     assert sum(count_parameters(spec, 11).values()) == total
-    unused = 2 * 3 * (3 * 16 * 24 + has_biases * (2 * 16 + 24))
+    of_adapters = 3 * (16 + 24) if adapters else 0
+    unused = 2 * 3 * (3 * (16 * 24 + of_adapters) + has_biases * (2 * 16 + 24))
     assert active_parameters(spec, 11) == total - unused
     more = specs_from(settings | {"moe_num_experts": 9})[0]
     operations = [flops_per_token(each, entries=11, length=12) for each in (spec, more)]

@@ -7,7 +7,7 @@ Sources: arXiv:1909.08053 (tensor parallelism), arXiv:2105.08050 (gMLP), arXiv:2
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from neox_config.estimate.setup import Setup
@@ -57,6 +57,7 @@ class Weights(NamedTuple):
         row: number of elements of a matrix along the dimension that is not split; 1 for a vector.
         splits_columns: True if the columns of a matrix are split instead of its rows.
         active: numbers by which a token is multiplied, of a tensor of all experts; None: all of them.
+        matrices: the number of matrices that are stacked in it.
     """
 
     part: str
@@ -66,6 +67,7 @@ class Weights(NamedTuple):
     row: int = 1
     splits_columns: bool = False
     active: int | None = None
+    matrices: int = 1
 
     @property
     def used(self) -> int:
@@ -315,27 +317,27 @@ def _kept_by_mlp(channel: MLP, layer: Layer, setup: Setup, is_compiled: bool, de
 
 def _tensors_of_experts(channel: Experts, layer: Layer, model: ModelSpec) -> Iterator[Weights]:
     """Yield the router, one tensor per matrix of all experts, and the expert for all tokens."""
-    width, each = model.width, channel.width * model.width
+    width = model.width
     yield Weights("experts", channel.number * width, multiplies=True, row=width)
     if channel.logits_bias:
         yield Weights("experts", channel.number)
     for name in ("up", "gate", "down") if channel.is_gated else ("up", "down"):
-        yield Weights(
-            "experts",
-            channel.number * each,
-            is_split=True,
-            multiplies=True,
-            row=channel.number * width,
-            splits_columns=name == "down",
-            active=channel.chosen * each,
-        )
+        sides = (channel.width, width) if name == "down" else (width, channel.width)
+        for tensor in _adapted(model, name, "experts", *sides, is_column=name != "down", bias=False):
+            stack = tensor._replace(
+                numbers=channel.number * tensor.numbers,
+                active=channel.chosen * tensor.numbers,
+                matrices=channel.number,
+            )
+            # The dimension that is split is not the first.
+            yield stack._replace(row=channel.number * tensor.row) if stack.splits_columns else stack
         if channel.biases:
             row = width if name == "down" else channel.width
             active = channel.chosen * row
             yield Weights("experts", channel.number * row, is_split=name != "down", active=active)
     if channel.shared is not None:
-        for tensor in _tensors_of_mlp(channel.shared, layer, replace(model, adapters=None)):
-            yield tensor._replace(part="experts")
+        for tensor in _tensors_of_mlp(channel.shared, layer, model):
+            yield tensor._replace(part="experts") if tensor.part != ADAPTERS else tensor
     if channel.shared_gate:
         yield Weights("experts", width, multiplies=True, row=width)
 

@@ -321,10 +321,18 @@ def _matrices(setup: Setup, stage: int) -> _Joined:
     first rank has the largest of each turn. Sums of the squares of rows are joined afterwards.
     """
     ranks, size = setup.row_ranks, setup.element_bytes
-    matrices = [each for each in each_tensor(setup, stage) if is_matrix_of_layer(each)]
+    found = [each for each in each_tensor(setup, stage) if is_matrix_of_layer(each)]
+    matrices, stacks = ([each for each in found if (each.matrices > 1) is many] for many in (False, True))
     matrices.sort(key=lambda tensor: tensor.numbers, reverse=True)
-    of_model = [Message(_GATHER, size * each.numbers) for each in matrices[::ranks]]
+    of_model = [Message(_GATHER, size * each.numbers) for each in matrices[::ranks] if each.is_split]
     of_rows = list[Message]()
+    # A rank has whole matrices of a stack.
+    for each in stacks:
+        own = ceil(each.matrices / ranks)
+        of_model.append(Message(_GATHER, size * own * (each.numbers // each.matrices)))
+        if setup.row_states:
+            numbers = own * (each.local_shape(1)[0] // each.matrices) if each.splits_columns else own
+            of_model.append(Message(_REDUCE, _FLOAT32 * numbers))
     for start in range(0, len(matrices), ranks):
         parts = [each.local_shape(setup.run.layout.tensor) for each in matrices[start : start + ranks]]
         there = sum(ceil(rows / ranks) * (columns or 1) for rows, columns in parts)
@@ -332,7 +340,9 @@ def _matrices(setup: Setup, stage: int) -> _Joined:
         of_rows += [Message(_EXCHANGE, size * there), Message(_EXCHANGE, size * back)]
     for each in matrices if setup.row_states else ():
         rows, _ = each.local_shape(1)
-        of_model.append(Message(_REDUCE, _FLOAT32 * (ceil(rows / ranks) if each.splits_columns else rows)))
+        if each.is_split:
+            own = ceil(rows / ranks) if each.splits_columns else rows
+            of_model.append(Message(_REDUCE, _FLOAT32 * own))
         of_rows.append(Message(_REDUCE, _FLOAT32 * rows))
     return of_model, of_rows
 

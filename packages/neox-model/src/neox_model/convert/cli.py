@@ -354,7 +354,7 @@ def verify(one: Path, other: Path, vocab_file: Path | None, merge_file: Path | N
         sys.exit(1)
 
 
-def _request(name: str, *folders: Path) -> None:
+def _request(name: str, *folders: Path | None) -> None:
     """Call a function of `requests`, which imports tokenizers, for which `--help` must not wait."""
     resolve_name(f"neox_model.convert.requests:{name}")(*folders)
 

@@ -200,5 +200,5 @@ class ExpertsSection(Section, resume="model"):
         le=1,
         resume="training",
         used_when="moe_expert_bias is true",
-        doc="Change of moe-expert-bias at an update; 0 leaves it as it is.",
+        doc="Change of moe-expert-bias at an update; 0 leaves it as it is, and so does lora-rank.",
     )

@@ -12,7 +12,7 @@ from neox_model.parallel.collectives import all_reduce
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.linear import zero_init
 from neox_model.parallel.logical import InitMethod, LogicalState, logical_parameter
-from neox_model.parallel.partial_gradients import has_partial_gradient, mark_partial
+from neox_model.parallel.partial_gradients import ensure_partial
 
 __all__ = ["LOADS", "SCORES", "Balance", "Router", "partial_parameter", "sinkhorn"]
 
@@ -122,6 +122,9 @@ class Router(nn.Module):
             places_BE = experts_SBK.transpose(0, 1).flatten(1)
             counts_BE = places_BE.new_zeros(len(places_BE), self.number)
             counts_BE.scatter_add_(1, places_BE, torch.ones_like(places_BE))
+            if self.training and torch.is_grad_enabled() and not logits_SBE.requires_grad:
+                # Nothing before them is trained, but the backward pass counts.
+                logits_SBE.requires_grad_()
             scores_SBE = self.scores(logits_SBE)
             weights_SBK = scores_SBE.gather(-1, experts_SBK)
             if self.normalized:
@@ -280,6 +283,5 @@ def sinkhorn(logits_TE: Tensor) -> Tensor:
 def partial_parameter(shape: tuple[int, ...], init: InitMethod, group: Group, **options: Any) -> nn.Parameter:
     """Return a parameter of which each tensor-parallel rank computes a part of the gradient."""
     parameter = logical_parameter(shape, init=init, group=group, **options)
-    if group.size > 1 and not has_partial_gradient(parameter):
-        mark_partial(parameter, group)
+    ensure_partial(parameter, group)
     return parameter
