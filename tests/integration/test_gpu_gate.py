@@ -12,6 +12,7 @@ from gpu_gate.figures import differences, page, read_figures
 from gpu_gate.layers import ARCHITECTURES, build_layer_of, expected_flops, inputs_of
 from gpu_gate.lowering import count_graph_breaks
 from gpu_gate.operators import WORKS, demangle, operator_figures, predicted_share
+from neox_model.layers.experts import looped_product
 from support.refusals import refused, shows
 
 ROOT = Path(__file__).parents[2]
@@ -32,6 +33,18 @@ def graph_breaks(layer):
 
 def test_a_layer_has_no_graph_break(layer):
     assert graph_breaks(layer) == 0
+
+
+def test_a_layer_with_experts_has_no_graph_break():
+    """Nor does the loop over experts, which the host drives, pass as none."""
+    resolved = ARCHITECTURES["experts"].resolved(**SMALL, moe_num_experts=4, moe_top_k=2)
+    inputs = inputs_of(resolved, "cpu", torch.bfloat16, has_documents=False)
+    layer = build_layer_of(resolved).to(torch.bfloat16)
+    assert count_graph_breaks(layer.block, inputs, "eager") == 0
+    torch.compiler.reset()
+    layer.mlp.experts.product = looped_product
+    assert count_graph_breaks(layer.block, inputs, "eager") > 0
+    torch.compiler.reset()
 
 
 @pytest.mark.slow

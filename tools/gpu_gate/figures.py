@@ -42,7 +42,8 @@ again (`make gpu-gate UPDATE=1`).
 _LAYERS = """\
 ## Layers
 
-A layer has a width of 2,048, 16 heads and 2 samples of 2,048 tokens; the MLP of Llama has a width of 5,504.
+A layer has a width of 2,048, 16 heads and 2 samples of 2,048 tokens; the MLP of Llama has a width of 5,504,
+and each of 64 experts, of which a token has 8, one of 1,024.
 It is compiled as with `compile: true`, by the versions of torch and Triton in `constraints.txt`. Flash
 attention and matrix products are calls of libraries, whose machine code is not examined; products are not
 padded, because their times would decide that.

@@ -10,6 +10,7 @@ from neox_config import Resolved
 from neox_config.estimate.operations import flops_per_token
 from neox_model.assembly.operators import Operators
 from neox_model.assembly.transformer import build_layer
+from neox_model.layers.experts import grouped_product
 from neox_model.layers.residual_layer import ResidualLayer
 from neox_model.parallel.groups import SINGLE_RANK
 from support.settings import resolved_from
@@ -57,6 +58,21 @@ ARCHITECTURES = {
             "use_bias_in_mlp": False,
         }
     ),
+    "experts": Architecture(
+        {
+            "pos_emb": "rotary",
+            "norm": "rmsnorm",
+            "activation": "swiglu",
+            "use_bias_in_attn_linear": False,
+            "use_bias_in_mlp": False,
+            "moe_num_experts": 64,
+            "moe_top_k": 8,
+            "moe_expert_width": 1024,
+            "moe_router_type": "topk",
+            "moe_balance_loss": 0.01,
+            "moe_router_z_loss": 0.001,
+        }
+    ),
     "gMLP": Architecture({"pos_emb": "none", "attention_config": [[["gmlp"], 1]]}),
     "sparse attention": Architecture(
         _NEOX
@@ -71,7 +87,8 @@ ARCHITECTURES = {
 
 def build_layer_of(resolved: Resolved) -> ResidualLayer:
     """Build the layer, with weights that are not initialized, and torch's operators."""
-    cls, kwargs = build_layer(resolved.model, 0, resolved.run, group=SINGLE_RANK, operators=Operators())
+    operators = Operators(expert_product=grouped_product)
+    cls, kwargs = build_layer(resolved.model, 0, resolved.run, group=SINGLE_RANK, operators=operators)
     layer: ResidualLayer = cls(**kwargs)
     return layer.train()
 

@@ -24,14 +24,17 @@ from torch.utils.flop_counter import flop_registry
 from gpu_gate.figures import LAYER_FIGURES
 from gpu_gate.layers import Architecture, build_layer_of, expected_flops, inputs_of
 from neox_model.layers.attention import flex
+from neox_model.layers.experts import blocks
 from neox_model.layers.residual_layer import ResidualLayer
 from neox_model.parallel import collectives, random
+from neox_model.torch_compat import EXPERT_FLOPS
 
 __all__ = ["Lowered", "count_graph_breaks", "flash_attention", "lower", "move_layer"]
 
 Run = Callable[..., Any]
 
-_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
+_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "_grouped_mm")
+_FLOPS = {**flop_registry, **EXPERT_FLOPS}
 _COPIES = (torch.ops.aten.clone.default, torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
 _KERNEL = re.compile(r"async_compile\.triton\('(\w+)', '''(.*?)''', device_str='cuda'\)", re.DOTALL)
 
@@ -122,8 +125,9 @@ def count_graph_breaks(block: Run, inputs: Sequence[Tensor | None], backend: Run
         inputs: its arguments.
         backend: called by torch.compile with each graph.
     """
-    for function in (*collectives.COMPILE_DISABLED, *random.COMPILE_DISABLED, *flex.COMPILE_DISABLED):
-        function.disable_compile()
+    for module in (collectives, random, flex, blocks):
+        for function in module.COMPILE_DISABLED:
+            function.disable_compile()
     counters.clear()
     torch.compile(block, backend=backend, dynamic=False)(*inputs)
     return sum(counters["graph_break"].values())
@@ -214,11 +218,11 @@ def _inner_compile(lowered: Lowered, graph: GraphModule, inputs: Sequence[Any], 
 def _operations(node: Node) -> int:
     """Return the floating-point operations of a matrix product or an attention; 0 for others."""
     target: Any = getattr(node.target, "overloadpacket", node.target)
-    if node.op != "call_function" or target not in flop_registry:
+    if node.op != "call_function" or target not in _FLOPS:
         return 0
     values = torch.fx.node.map_arg((node.args, node.kwargs), lambda argument: argument.meta.get("val"))
     args, kwargs = values
-    return int(flop_registry[target](*args, **kwargs, out_val=node.meta["val"]))
+    return int(_FLOPS[target](*args, **kwargs, out_val=node.meta["val"]))
 
 
 def _record(lowered: Lowered, lowering: Any) -> None:

@@ -16,6 +16,7 @@ from neox_model.assembly.model import build_model
 from neox_model.assembly.operators import Operators
 from neox_model.errors import ModelError
 from neox_model.layers.attention import LocalPattern, flex
+from neox_model.layers.experts import Router
 from neox_model.layers.residual_layer import ResidualLayer
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.parallel.random import seed_streams
@@ -50,6 +51,24 @@ ARCHITECTURES = {
         "attention_dropout": 0.1,
         **RECOMPUTED,
     },
+    "experts, balanced, one of them for all": {
+        **LLAMA,
+        **RECOMPUTED,
+        "moe_num_experts": 4,
+        "moe_top_k": 2,
+        "moe_layers": [1, 2],
+        "moe_router_type": "topk",
+        "moe_balance_loss": 0.1,
+        "moe_router_z_loss": 0.1,
+        "moe_expert_bias": True,
+        "moe_jitter_eps": 0.1,
+        "moe_shared_width": 16,
+    },
+    "experts in a loop, chosen by sinkhorn": {
+        "pos_emb": "rotary",
+        "moe_num_experts": 4,
+        "moe_expert_width": 30,
+    },
     "gMLP, aMLP and BigBird within documents": {
         "attention_config": [[["gmlp", "amlp", "bigbird"], 1]],
         "sparsity_config": {"block": 3, "num_random_blocks": 1},
@@ -69,11 +88,16 @@ def compiled(model, resolved, groups, **options):
     compile_layers(model, resolved.run, groups, width=resolved.model.width, iterations=iterations, **options)
 
 
+def counted(model):
+    return [module.counts for module in model.modules() if isinstance(module, Router)]
+
+
 def trained(groups=SINGLE_PROCESS, *, backend: str = "aot_eager", **settings):
     """Losses of three updates and of an evaluation, then the last gradients."""
     resolved = resolved_from(settings, devices=groups.world.size)
     model = build_model(resolved.model, resolved.run, groups, vocab_size=VOCAB)
     compiled(model, resolved, groups, backend=backend)
+    assert not any(counts.any() for counts in counted(model))
     graphs = counters["stats"]["unique_graphs"]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     seed_streams(3, groups)
@@ -90,7 +114,7 @@ def trained(groups=SINGLE_PROCESS, *, backend: str = "aot_eager", **settings):
     with torch.no_grad():
         losses.append(loss_of(model, generator, resolved))
     assert counters["stats"]["unique_graphs"] == graphs, "something was compiled during the run"
-    return [*losses, *(parameter.grad for parameter in model.parameters())]
+    return [*losses, *(parameter.grad for parameter in model.parameters()), *counted(model)]
 
 
 def loss_of(model, generator, resolved):

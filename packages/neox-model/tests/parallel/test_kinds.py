@@ -108,6 +108,16 @@ CASES: dict[str, dict[str, Any]] = {
                 "pos_emb": "rotary",
             },
             "experts with biases, without gates": {"moe_num_experts": 3, "use_bias_in_experts": True},
+            **{
+                f"experts balanced over the {over}": {
+                    "moe_num_experts": 4,
+                    "moe_router_type": "topk",
+                    "moe_scores": "sigmoid",
+                    "moe_balance_loss": 2.0,
+                    "moe_balance_over": over,
+                }
+                for over in ("micro_batch", "batch")
+            },
             "experts by sinkhorn, parallel residual": {
                 "moe_num_experts": 3,
                 "moe_expert_interval": 2,

@@ -30,13 +30,12 @@ from neox_config.schema.config import (
     NeoXConfig,
     all_parameters,
     build_section,
-    parameter_named,
+    field_named,
     section_of,
     sections,
 )
 from neox_config.schema.parameter import Section, entry_section, inner_section, scalars_of
 from neox_config.schema.paths import PathError, expand_paths, is_path
-from neox_config.schema.scalars import WORDS
 from neox_config.schema.sections.mup import BaseShapes
 
 __all__ = ["load_config"]
@@ -133,9 +132,9 @@ def _merge(leaves: Sequence[Leaf], problems: list[Problem]) -> tuple[list[Leaf],
         used = candidates[-1 if strongest else 0]
         merged.append(used)
         for other in candidates:
-            shown, given = _shown(name, other.value), other.place.spelling
             if _equal(other.value, used.value):
                 continue
+            shown, given = _shown(name, other.value), other.place.spelling
             if strongest:
                 what = f"is used: it is given after {given}={shown}"
                 notices.append(Problem(name, what, value=_shown(name, used.value), place=used.place))
@@ -153,10 +152,9 @@ def _equal(one: Any, other: Any) -> bool:
 
 def _shown(name: str, value: Any) -> str:
     """Return a value for a message, which may be kept in a log: without secrets."""
-    with suppress(KeyError):
-        if parameter_named(name).type == WORDS[SecretStr]:
-            return "(hidden)"
-    return in_words(value)
+    declared = field_named(name)
+    is_secret = declared is not None and SecretStr in (declared.annotation, *get_args(declared.annotation))
+    return "(hidden)" if is_secret else in_words(value)
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from neox_config.derive.adapters import adapted_matrices
 from neox_config.derive.attention_layers import types_in
 from neox_config.derive.engine import chosen_engine
 from neox_config.derive.experts import expert_layers, has_experts
@@ -19,7 +18,6 @@ def experts_run_where_they_are_built(c: NeoXConfig) -> Iterator[Problem]:
     if not has_experts(c):
         return
     engine, facts = chosen_engine(c), OPTIMIZER_FACTS.get(c.optimizer.optimizer.kind)
-    adapted = {"up", "gate", "down"}.intersection(adapted_matrices(c))
     refused = {
         "engine": (
             engine.name == "deepspeed",
@@ -27,10 +25,11 @@ def experts_run_where_they_are_built(c: NeoXConfig) -> Iterator[Problem]:
             "set engine: torch, and remove what requires DeepSpeed",
         ),
         "optimizer.type": (
-            facts is not None and bool(facts.matrix_states or facts.replica_states or facts.other_shapes),
-            "has states or steps of matrices, which the tensors of experts are not, or averages momenta with "
-            "one bit per element",
-            "use Adam, or set moe-num-experts: 1",
+            facts is not None and bool(facts.replica_states or facts.other_shapes),
+            "stores numbers for rows and columns of matrices, which the tensors of experts are not"
+            if facts is not None and facts.other_shapes
+            else "averages momenta with one bit per element, which is not supported with experts",
+            "use Adam or Muon, or set moe-num-experts: 1",
         ),
         "expert_parallel_size": (
             c.parallelism.expert_parallel_size > 1
@@ -59,11 +58,6 @@ def experts_run_where_they_are_built(c: NeoXConfig) -> Iterator[Problem]:
             c.model.num_unique_layers is not None,
             "is not supported with experts, whose tokens are counted for each layer",
             "remove it, or set moe-num-experts: 1",
-        ),
-        "lora_target_modules": (
-            bool(adapted),
-            f"names {', '.join(sorted(adapted))}, but experts have no adapters",
-            "use qkv and dense",
         ),
         "attention_config": (
             bool(types_in(c) & set(GMLP_TYPES)),

@@ -411,19 +411,15 @@ EXAMPLES = {
     "experts_run_where_they_are_built": (
         "moe-num-experts: 4\nengine: deepspeed", "engine", [],
         "moe-num-experts: 4\nengine: torch"),
-    "experts_run_where_they_are_built: muon": (
-        "moe-num-experts: 4\n--set optimizer.type=Muon", "optimizer.type", [],
-        "moe-num-experts: 4"),
+    "experts_run_where_they_are_built: one bit": (
+        "moe-num-experts: 4\n--set optimizer.type=OneBitAdam", "optimizer.type", [],
+        "moe-num-experts: 4\n--set optimizer.type=Muon"),
     "experts_run_where_they_are_built: sm3": (
         "moe-num-experts: 4\n--set optimizer.type=SM3", "optimizer.type", [],
         "moe-num-experts: 4\n--set optimizer.type=Lamb"),
     "experts_run_where_they_are_built: shared layers": (
         "moe-num-experts: 4\nnum-unique-layers: 2", "num_unique_layers", [],
         "moe-num-experts: 4"),
-    "experts_run_where_they_are_built: adapters": (
-        "moe-num-experts: 4\nlora-rank: 2\nlora-base: x\nlora-target-modules: [qkv, up]",
-        "lora_target_modules", [],
-        "moe-num-experts: 4\nlora-rank: 2\nlora-base: x\nlora-target-modules: [qkv, dense]"),
     "experts_run_where_they_are_built: gmlp": (
         "moe-num-experts: 4\nattention-config: [[[gmlp, global], 2]]", "attention_config", [],
         "moe-num-experts: 4\nattention-config: [[[local, global], 2]]"),

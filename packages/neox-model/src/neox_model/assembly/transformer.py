@@ -177,8 +177,7 @@ def _clamped(channel: kinds.MLP | kinds.Experts) -> Callable[..., Tensor] | None
 def _experts(
     channel: kinds.Experts, width: int, run: RunSpec, inits: Options, operators: Operators
 ) -> Factory:
-    """Return the factory of experts; a rule refuses adapters of their matrices."""
-    group, given, shared = inits["group"], run.experts, None
+    group, given, shared, adapters = inits["group"], run.experts, None, inits["adapters"]
     _check_width(channel.width, "experts'", "moe-expert-width", group)
     dispatch = operators.expert_dispatch
     if channel.number % dispatch.group.size:
@@ -190,6 +189,7 @@ def _experts(
         sinkhorn=given.moe_router_type == "sinkhorn",
         jitter=given.moe_jitter_eps,
         loss=given.moe_balance_loss,
+        over=given.moe_balance_over,
         z_loss=given.moe_router_z_loss,
         accumulation=run.batch.accumulation,
     )
@@ -197,7 +197,8 @@ def _experts(
         _check_width(channel.shared_width, "shared expert's", "moe-shared-width", group)
         # Its rank's part of the sum is added to that of the others, by torch's operators.
         plain = replace(operators, bias_dropout_add=None, bias_gelu=None)
-        shared = _mlp(channel.shared, width, run, {**inits, "adapters": {}}, plain)
+        later = {name: replace(form, is_summed_later=True) for name, form in adapters.items()}
+        shared = _mlp(channel.shared, width, run, {**inits, "adapters": later}, plain)
     router = partial(
         Router,
         width,
@@ -223,6 +224,8 @@ def _experts(
         gated=_clamped(channel),
         bias=channel.biases,
         product=operators.expert_product,
+        adapters=adapters,
+        adapter_product=operators.adapter_product,
         init=inits["init"],
         output_init=inits["output_init"],
         group=group,

@@ -16,7 +16,6 @@ from neox_config.pluralize import pluralize
 from neox_model.commands import ModelCommands
 from neox_model.convert.neox.folder import find_folder
 from neox_model.convert.output import refuse_existing
-from neox_model.convert.requests import check_adapters, check_model, check_side, read_config
 from neox_model.inspection.finding import find_checkpoint
 
 __all__ = ["main"]
@@ -134,7 +133,7 @@ def write_hugging_face(load: Path, output: Path, **options: Any) -> None:
 def read_hugging_face(folder: Path, output: Path, **options: Any) -> None:
     """Write a model of Hugging Face's transformers as a checkpoint, with a configuration."""
     refuse_existing(output)
-    check_model(folder)
+    _request("check_model", folder)
     _convert("convert.from_hf:from_hf", folder, output, **options)
 
 
@@ -166,7 +165,7 @@ def write_peft(load: Path, model: Path, output: Path, **options: Any) -> None:
     """Write adapters (LoRA) for Hugging Face's peft."""
     refuse_existing(output)
     checkpoint = find_checkpoint(load)
-    read_config(model)
+    _request("read_config", model)
     _convert("convert.to_peft:to_peft", checkpoint, output, model=model, **options)
 
 
@@ -199,7 +198,7 @@ def read_peft(folder: Path, output: Path, base: Path, model: Path | None, **opti
     """Write adapters (LoRA) of Hugging Face's peft as a checkpoint, with a configuration."""
     refuse_existing(output)
     checkpoint = find_checkpoint(base)
-    check_adapters(folder, model)
+    _request("check_adapters", folder, model)
     _convert("convert.from_peft:from_peft", folder, output, base=checkpoint, model=model, **options)
 
 
@@ -289,6 +288,46 @@ def make_plain(load: Path, output: Path, exact_inputs: bool, packed: bool, **of_
 
 
 @main.command(
+    "upcycle",
+    examples=(
+        "neox-convert upcycle checkpoints --output upcycled --experts 8 --top-k 2",
+        "neox-convert upcycle checkpoints --output upcycled --experts 32 --top-k 8 --granularity 4",
+    ),
+)
+@_takes_checkpoint
+@_OUTPUT
+@click.option("--experts", required=True, type=int, metavar="N", help="Experts of a layer.")
+@click.option("--top-k", required=True, type=int, metavar="K", help="Experts of a token, at least 2.")
+@click.option(
+    "--granularity",
+    type=click.IntRange(min=1),
+    default=1,
+    metavar="G",
+    help="Slices of a feed-forward block, each of which is an expert of 1 / G of its width: a power of two "
+    "that divides N and K; default: 1.",
+)
+@click.option(
+    "--layer",
+    "layers",
+    multiple=True,
+    type=int,
+    metavar="INDEX",
+    help="Layer that gets experts, from 0; may be repeated; default: all.",
+)
+@click.option("--seed", type=int, default=1234, help="Seed of the routers; default: 1234.")
+@_VOCAB_FILE
+@_MERGE_FILE
+def add_experts(load: Path, output: Path, **options: Any) -> None:
+    """Write a dense checkpoint as one of a model with experts that computes the same.
+
+    Each expert is a copy, or a slice, of the layer's feed-forward block. A token passes K / G copies, whose
+    weights add up to 1. The output contains a configuration with which the model is trained.
+    """
+    refuse_existing(output)
+    _convert("convert.upcycle:upcycle", find_checkpoint(load), output, **options)
+
+
+@main.command(
     examples=("neox-convert verify checkpoints exported", "neox-convert verify exported imported --json"),
     exit_codes={0: "equal, or rounded to another data type", 1: "they differ, or a failure"},
 )
@@ -303,7 +342,7 @@ def verify(one: Path, other: Path, vocab_file: Path | None, merge_file: Path | N
     Weights that were only rounded to another data type count as equal, and are reported.
     """
     for folder in (one, other):
-        check_side(folder)
+        _request("check_side", folder)
     result = _with_torch("convert.verify:verify")(one, other, vocab_file=vocab_file, merge_file=merge_file)
     lines = [
         f"{result['verdict']}: {pluralize(result['tensors'], 'tensor')}",
@@ -313,6 +352,11 @@ def verify(one: Path, other: Path, vocab_file: Path | None, merge_file: Path | N
     click.echo(finite_json.dumps(result, indent=2) if as_json else "\n".join(lines))
     if result["verdict"] == "different":
         sys.exit(1)
+
+
+def _request(name: str, *folders: Path | None) -> None:
+    """Call a function of `requests`, which imports tokenizers, for which `--help` must not wait."""
+    resolve_name(f"neox_model.convert.requests:{name}")(*folders)
 
 
 def _with_torch(name: str) -> Any:

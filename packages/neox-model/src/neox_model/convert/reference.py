@@ -111,6 +111,8 @@ def load_model(folder: Path, family: Family) -> Any:
             output_loading_info=True,
             dtype=torch.float32,
             attn_implementation="eager",
+            # The other ones are for widths of a multiple of 16 bytes.
+            experts_implementation="eager",
         )
     problems = [
         f"{what.removesuffix('_keys').replace('_', ' ')}: {', '.join(sorted(map(str, info[what])))}"
@@ -177,6 +179,11 @@ def one_layer_model(config: Any, family: Family, layer: int) -> Any:
         }
         count = getattr(type(config), "attribute_map", {}).get("num_hidden_layers", "num_hidden_layers")
         values |= {count: 1, "vocab_size": 1}
+        if "mlp_only_layers" in values:
+            has_experts = (
+                layer not in config.mlp_only_layers and (layer + 1) % config.decoder_sparse_step == 0
+            )
+            values |= {"mlp_only_layers": [] if has_experts else [0], "decoder_sparse_step": 1}
         values |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
         return kind(_plain(type(config)(**values))).eval().base_model
 

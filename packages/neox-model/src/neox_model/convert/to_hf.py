@@ -31,7 +31,7 @@ from neox_model.convert.tokenizer_files import (
     write_json,
     write_tokenizer,
 )
-from neox_model.convert.weights import write_weights
+from neox_model.convert.weights import chunks_alike, write_weights
 
 __all__ = ["to_hf", "write_descriptions"]
 
@@ -151,8 +151,8 @@ def _chunks(weights: StoredWeights, tensor: Tensors, dtype: torch.dtype) -> Iter
         chunks = weights.row_chunks(tensor.ours, tensor.shape[0])
         yield (_converted(weights, tensor.ours, each, dtype) for each in chunks)
         return
-    whole = _converted(weights, tensor.ours, weights.whole(tensor.ours), dtype)
-    yield from ([part] for part in tensor.split(whole))
+    for chunk in chunks_alike(weights, tensor):
+        yield from ([part] for part in tensor.split(_converted(weights, tensor.ours, chunk, dtype)))
 
 
 def _converted(weights: StoredWeights, name: str, values: Tensor, dtype: torch.dtype) -> Tensor:

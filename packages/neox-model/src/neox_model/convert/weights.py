@@ -30,6 +30,7 @@ from neox_model.checkpoint.shards import raw_bytes
 from neox_model.checkpoint.stream import StreamedTensor
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.families import Family
+from neox_model.convert.families.family import Tensors
 
 __all__ = [
     "CHUNK",
@@ -39,6 +40,8 @@ __all__ = [
     "Stored",
     "TensorReader",
     "WeightFiles",
+    "chunks_alike",
+    "chunks_of_ours",
     "open_weights",
     "write_weights",
 ]
@@ -150,6 +153,8 @@ class WeightFiles(TensorReader):
         Raises:
             ConversionError: it is part of a tensor whose rows or columns cannot be divided.
         """
+        if name in self.parts:
+            return name
         whole, parts = family.joined_parts(name)
         stored = family.stored_name(whole, self.tensors)
         if stored is None or len(parts) == 1:
@@ -168,6 +173,25 @@ class WeightFiles(TensorReader):
             return name
         self.parts[name] = stored, parts.index(name) * size, (size, *others)
         return name
+
+    def divide(self, family: Family) -> None:
+        """Make the parts of tensors that are stored as transformers has them in memory readable.
+
+        Raises:
+            ConversionError: the rows of one cannot be divided.
+        """
+        for stored, tensor in self.tensors.items():
+            names = family.in_files(family.usual_name(stored), sum(tensor.shape[:1]))
+            if names in ([stored], [family.usual_name(stored)]):
+                continue
+            size, rest = divmod(prod(tensor.shape[:-1]), max(1, len(names)))
+            if rest:
+                raise ConversionError(
+                    f"{self.folder}: {stored} has the shape {tensor.shape}, whose rows are not {len(names)} "
+                    "equal parts; copy the folder again"
+                )
+            for index, name in enumerate(names):
+                self.parts[name] = stored, index * size, (size, *tensor.shape[-1:])
 
     def whole_name(self, name: str) -> str:
         """Return the name of the tensor that contains a tensor or a part."""
@@ -215,6 +239,32 @@ class WeightFiles(TensorReader):
         )
 
 
+def chunks_of_ours(theirs: TensorReader, tensor: Tensors, names: Sequence[str]) -> Iterator[Tensor]:
+    """Yield the values of a tensor of ours in row-major order, given theirs.
+
+    Args:
+        theirs: reads them.
+        tensor: ours; of the vocabulary, the first rows of theirs are read.
+        names: of its parts, as they are read.
+    """
+    if tensor.form.is_same:
+        yield from theirs.row_chunks(names[0], tensor.shape[0])
+    elif tensor.form.by_entry:
+        yield from (tensor.joined((theirs.whole(name),)) for name in names)
+    else:
+        yield tensor.joined(tuple(theirs.whole(name) for name in names))
+
+
+def chunks_alike(ours: TensorReader, tensor: Tensors) -> Iterator[Tensor]:
+    """Yield the values of a tensor of ours in the chunks of `chunks_of_ours`."""
+    if tensor.form.is_same:
+        yield from ours.row_chunks(tensor.ours, tensor.shape[0])
+    elif tensor.form.by_entry:
+        yield from (ours.rows(tensor.ours, entry, entry + 1) for entry in range(tensor.shape[0]))
+    else:
+        yield ours.whole(tensor.ours)
+
+
 def open_weights(folder: Path, family: Family, stated: ModelSpec) -> tuple[WeightFiles, ModelSpec]:
     """Return the tensors of a model of transformers, and the model.
 
@@ -230,6 +280,7 @@ def open_weights(folder: Path, family: Family, stated: ModelSpec) -> tuple[Weigh
         ConversionError: there are no weights, or a file is missing or damaged.
     """
     files = WeightFiles(folder)
+    files.divide(family)
     if family.packed and any(name.endswith(family.packed) for name in files.tensors):
         raise family.refusal_of_packed(str(folder))
     embedding, head = (

@@ -90,11 +90,13 @@ _ABSENT: Mapping[str, Any] = {
     "layers.channel.bias": False,
     "layers.channel.number": 2,
     "layers.channel.chosen": 1,
+    "layers.channel.normalized": False,
+    "layers.channel.shared_width": 1,
     "layers.channel.limit": None,
     "layers.channel.alpha": 1.0,
     "head.tied": False,
 }
-"""What is written for a model without such a value, as one without an MLP."""
+"""What is written for a model without such a value, as one without an MLP, or experts."""
 ROTARY: Mapping[str, Any] = {"layers.mixer.position": "Rotary", "layers.mixer.position.fraction": 1.0}
 EPSILON = ("layers.norm.epsilon", "norm.epsilon")
 UNGATED: Mapping[str, str] = {
@@ -197,9 +199,11 @@ class HeadDim:
 
     Args:
         default: the width if there is none; None: it follows from others.
+        always: write it always: transformers computes scaled frequencies from it.
     """
 
     default: int | None = None
+    always: bool = False
 
     def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the width if it is given."""
@@ -209,7 +213,7 @@ class HeadDim:
     def write(self, model: Mapping[str, Any], config: dict[str, Any]) -> None:
         """Add the width if it does not follow from others."""
         width = first(model, _HEAD_WIDTH)
-        if self.default is not None or width * first(model, _HEADS) != model["width"]:
+        if self.always or self.default is not None or width * first(model, _HEADS) != model["width"]:
             config["head_dim"] = width
 
 
@@ -220,9 +224,11 @@ _CHECKS: Mapping[Any, Callable[[Any, str], Any]] = {**CHECKS, type_of(ModelSpec,
 class Row:
     """A module of ours (its name in a layer, or in the model), and those of theirs with the same numbers.
 
+    A tensor of ours that is in no module of its own becomes weights of modules.
+
     Args:
         ours: its name, or that of one of its tensors.
-        theirs: names of modules.
+        theirs: names of modules; with a form by entry, "{}" stands for the number of the entry.
         form: how tensors become theirs.
         kind: name of the tensor in theirs, if `ours` is one.
     """
@@ -275,6 +281,9 @@ class Family:
         required: entries that must be absent or have one of these values.
         dropouts: our parameter -> theirs, None if the class has none; they do not change logits.
         other_names: names in files of other versions -> names in `outside`.
+        in_memory: tensor of theirs in a layer, as transformers has had it in memory since 5.0, and as some
+            files have it -> the modules whose weights are its rows, one after another; those with "{}" once
+            for each of its entries. The tables name these, and files have them.
         joined: module of theirs in a layer -> the modules whose outputs it has, one after another; the tables
             name these.
         in_turn: tensor of theirs in a layer -> the tensors whose columns it has in turn; the tables name
@@ -293,6 +302,7 @@ class Family:
     required: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     dropouts: Mapping[str, str] = field(default_factory=dict)
     other_names: Mapping[str, str] = field(default_factory=dict)
+    in_memory: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     in_turn: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     packed: tuple[str, ...] = ()
@@ -362,11 +372,27 @@ class Family:
             prefix = "" if index is None else self.layer.format(index)
             attention = attention_of(spec.layers[index or 0])
             parts = row.form.to_theirs(torch.empty(shape, device="meta"), attention)
+            modules = row.theirs
+            if row.form.by_entry:
+                modules = tuple(each.format(entry) for entry in range(shape[0]) for each in modules)
             theirs = {
-                f"{prefix}{each}.{kind}": tuple(part.shape)
-                for each, part in zip(row.theirs, parts, strict=True)
+                f"{prefix}{each}.{kind}": tuple(part.shape) for each, part in zip(modules, parts, strict=True)
             }
             yield Tensors(name, shape, theirs, row.form, attention)
+
+    def in_files(self, name: str, entries: int) -> list[str]:
+        """Return the tensors, as the tables name them, whose rows a tensor in memory has.
+
+        Args:
+            name: its name.
+            entries: the length of its first dimension.
+        """
+        for whole, modules in self.in_memory.items():
+            if name.endswith(f".{whole}"):
+                prefix = name.removesuffix(whole)
+                names = (module.format(entry) for entry in range(entries) for module in modules)
+                return [f"{prefix}{each}.weight" for each in dict.fromkeys(names)]
+        return [name]
 
     def joined_parts(self, name: str) -> tuple[str, tuple[str, ...]]:
         """Return the tensor that is stored, and its parts by their names in the tables, given one of them."""

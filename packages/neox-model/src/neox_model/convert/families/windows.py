@@ -53,9 +53,11 @@ class OneWindow:
 
     Args:
         default: the window if the entry is absent; null is none.
+        switch: an entry that must be true; none if empty.
     """
 
     default: int | None = 4096
+    switch: str = ""
 
     def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the window of every layer."""
@@ -64,11 +66,15 @@ class OneWindow:
             raise ConversionError(
                 "config.json has several layer_types, but this class has one for all layers"
             )
+        if self.switch and not config.get(self.switch):
+            return {}
         return _windows({"sliding_window": self.default, **config}, [True] * config["num_hidden_layers"])
 
     def write(self, model: Mapping[str, Any], config: dict[str, Any]) -> None:
         """Add the window."""
         config["sliding_window"] = window_sizes(model)[0]
+        if self.switch:
+            config[self.switch] = config["sliding_window"] is not None
 
 
 @dataclass(frozen=True, slots=True)

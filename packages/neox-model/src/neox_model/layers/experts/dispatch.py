@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from neox_model.parallel.collectives import all_to_all, exchange_rows
+from neox_model.parallel.compile_disabled import CompileDisabled
 from neox_model.parallel.groups import SINGLE_RANK, Group
 
-__all__ = ["LOCAL_DISPATCH", "Dispatcher"]
+__all__ = ["COMPILE_DISABLED", "LOCAL_DISPATCH", "Dispatcher"]
 
 
 class Dispatcher:
@@ -38,6 +39,13 @@ class Dispatcher:
         """
         if self.group.size == 1:
             return compute(rows_RD, counts_E)
+        results: Tensor = _exchanged(self, rows_RD, counts_E, compute)
+        return results
+
+    def exchange(
+        self, rows_RD: Tensor, counts_E: Tensor, compute: Callable[[Tensor, Tensor], Tensor]
+    ) -> Tensor:
+        """Return the results of rows, which other ranks compute, too."""
         # Numbers of rows by rank (P) and by expert of a rank (L).
         sent_PL = counts_E.view(self.group.size, -1)
         received_PL = all_to_all(sent_PL, self.group)
@@ -48,6 +56,10 @@ class Dispatcher:
         results_RD = compute(_Permuted.apply(arrived_RD, order_R, places_R), received_PL.sum(dim=0))
         return exchange_rows(_Permuted.apply(results_RD, places_R, order_R), self.group, received_P, sent_P)
 
+
+# The numbers of rows differ in every step, so that this cannot be compiled.
+_exchanged = CompileDisabled(Dispatcher.exchange)
+COMPILE_DISABLED = (_exchanged,)
 
 # The dispatcher of one rank, which has all experts.
 LOCAL_DISPATCH = Dispatcher()
