@@ -1,4 +1,4 @@
-"""A run killed by SIGKILL at random moments resumes from a complete checkpoint with the same losses.
+"""A run killed by SIGKILL at random moments resumes from a complete checkpoint, and trains the same.
 
 The run is tiny and saves after every second iteration, so that most of its time it is saving. Half of
 the kills wait until a save is under way. Dropout is on: the random generators must come back, too. With
@@ -11,12 +11,16 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from neox_config.facts.checkpoints import MANIFEST, complete_checkpoints
 from neox_data.indexed import IndexedDatasetWriter
@@ -40,13 +44,19 @@ class Job:
     """A run in a separate folder, which is on the command line of each of its processes."""
 
     def __init__(
-        self, folder: Path, *, iterations: int, processes: int, saves_in_background: bool = False
+        self,
+        folder: Path,
+        *,
+        iterations: int,
+        processes: int,
+        saves_in_background: bool = False,
+        more: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
-        self.folder, self.iterations, self.ranks = folder, iterations, processes
+        self.folder, self.iterations, self.ranks, self.more = folder, iterations, processes, more
         self.checkpoints = folder / "checkpoints"
         folder.mkdir()
         _write_corpus(folder / "corpus")
-        settings = self._settings(processes) | {"async_save": saves_in_background}
+        settings = self._settings(processes) | {"async_save": saves_in_background} | dict(more)
         self.config = write_job(folder, settings)
 
     def _settings(self, processes: int) -> dict[str, object]:
@@ -91,6 +101,16 @@ class Job:
     def losses(self) -> list[tuple[int, float]]:
         records = read_metrics(self.folder / "logs" / "metrics.jsonl")
         return [(record["iteration"], record["loss/train"]) for record in records if "loss/train" in record]
+
+    @property
+    def last_tensors(self) -> dict[str, bytes]:
+        """The bytes of each tensor of the last checkpoint, by shard and name."""
+        folder = self.checkpoints / f"global_step{self.iterations}"
+        return {
+            f"{shard.name}: {name}": tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+            for shard in folder.glob("*.safetensors")
+            for name, tensor in load_file(shard).items()
+        }
 
     @property
     def newest(self) -> int:
@@ -201,8 +221,8 @@ def check_newest_is_complete(job: Job) -> int:
     return manifest.iteration
 
 
-def trained_without_kills(folder: Path, *, iterations: int, processes: int) -> Job:
-    undisturbed = Job(folder / "undisturbed", iterations=iterations, processes=processes)
+def trained_without_kills(folder: Path, *, iterations: int, processes: int, **options: Any) -> Job:
+    undisturbed = Job(folder / "undisturbed", iterations=iterations, processes=processes, **options)
     undisturbed.finish()
     return undisturbed
 
@@ -217,6 +237,7 @@ def kill_and_resume(
         iterations=iterations,
         processes=processes,
         saves_in_background=saves_in_background,
+        more=undisturbed.more,
     )
     expected = []
     for moment in moments:
@@ -228,6 +249,7 @@ def kill_and_resume(
     assert len(resumed) >= sum(moment != "starting" for moment in moments)
     assert [iteration for iteration, _ in job.losses] == list(range(1, iterations + 1))
     assert job.losses == undisturbed.losses
+    assert job.last_tensors == undisturbed.last_tensors != {}
 
 
 @pytest.fixture(scope="module")
@@ -245,6 +267,48 @@ def test_twenty_kills_leave_no_trace_in_the_losses(tmp_path, seed):
     moments = ["saving", "training", "saving", "starting"] * 5
     undisturbed = trained_without_kills(tmp_path, iterations=150, processes=2)
     kill_and_resume(tmp_path, undisturbed, moments=moments, seed=seed)
+
+
+# The loss scale grows until gradients overflow: some updates are left out, which move no bias.
+EXPERTS = {
+    "moe_num_experts": 4,
+    "moe_top_k": 2,
+    "moe_expert_interval": 1,
+    "moe_router_type": "topk",
+    "moe_balance_loss": 0.1,
+    "moe_balance_over": "batch",
+    "moe_expert_bias": True,
+    "moe_expert_bias_rate": 0.01,
+    "moe_jitter_eps": 0.01,
+    "gradient_accumulation_steps": 2,
+    "checkpoint_activations": True,
+    "precision": "fp16",
+    "fp16": {"initial_scale_power": 22, "loss_scale_window": 6, "hysteresis": 1},
+}
+
+
+def check_experts(folder: Path, *, iterations: int, moments: Sequence[str], seed: int) -> None:
+    undisturbed = trained_without_kills(folder, iterations=iterations, processes=2, more=EXPERTS)
+    records = read_metrics(undisturbed.folder / "logs" / "metrics.jsonl")
+    skipped = [found for record in records if (found := record.get("optimizer/skipped_iterations"))]
+    assert 4 < skipped[-1] < iterations / 2
+    biases = [name for name in undisturbed.last_tensors if name.endswith("router/bias")]
+    assert len(biases) == 2
+    assert all(any(undisturbed.last_tensors[name]) for name in biases)
+    kill_and_resume(folder, undisturbed, moments=moments, seed=seed)
+
+
+def test_two_kills_leave_no_trace_in_experts_and_their_biases(tmp_path):
+    check_experts(tmp_path, iterations=50, moments=["saving", "training"], seed=3)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("seed", [4, 5])
+def test_thirty_kills_leave_no_trace_in_experts_and_their_biases(tmp_path, seed):
+    """Fifteen for each seed."""
+    check_experts(
+        tmp_path, iterations=120, moments=["saving", "training", "worker", "all", "starting"] * 3, seed=seed
+    )
 
 
 def test_kills_while_saving_in_the_background_leave_no_trace_in_the_losses(tmp_path, undisturbed):

@@ -18,10 +18,11 @@ from typing import Any
 import pytest
 
 from precision import results as precision_results
-from precision.cells import ARCHITECTURES, FREE, all_cells, axes_of, pairs_of, sample
+from precision.cells import ARCHITECTURES, FREE, all_cells, axes_of, cells_of_experts, pairs_of, sample
 from precision.checks import Judgement
 from precision.kinds import KINDS, PRECISION_NAMES, kind_of
 from precision.run import ALL_LAYOUTS, CLIPPING, PRECISIONS, SCALES, Cell
+from support.architectures import EXPERTS
 from support.distributed import run_ranks
 
 # Where `make sweep NAME=precision` writes the figures of docs/reports/compatibility-matrix.md.
@@ -203,3 +204,24 @@ def test_every_layout_agrees_with_plain_autograd(tmp_path, architecture, precisi
     assert findings_of(cells, judgements) == ""
     if RESULTS in os.environ:
         precision_results.record(Path(os.environ[RESULTS]), cells, judgements)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("architecture", EXPERTS)
+def test_experts_agree_with_plain_autograd(tmp_path, architecture, precision):
+    cells = [*cells_of_experts(architecture, precision)]
+    judgements = judge(cells, tmp_path, scales=SCALES, timeout_seconds=1200)
+    assert findings_of(cells, judgements) == ""
+
+
+@pytest.mark.slow
+def test_a_sample_of_experts_agrees_with_plain_autograd(tmp_path):
+    """Each architecture on every fifth layout, in 16 bit."""
+    cells = [
+        cell
+        for number, architecture in enumerate(EXPERTS)
+        for cell in cells_of_experts(architecture, ("bf16", "fp16")[number % 2])[number :: len(EXPERTS)]
+    ]
+    judgements = judge(cells, tmp_path, scales=(128,), timeout_seconds=900)
+    assert findings_of(cells, judgements) == ""

@@ -198,4 +198,30 @@ EXPERTS: dict[str, dict[str, Any]] = {
         "moe_shared_gate": True,
     },
     "experts chosen by sinkhorn": {"pos_emb": "rotary", "moe_num_experts": 4, "moe_expert_interval": 2},
+    "experts balanced over micro-batches, a shared one without a gate": {
+        "pos_emb": "rotary",
+        "moe_num_experts": 4,
+        "moe_top_k": 2,
+        "moe_router_type": "topk",
+        "moe_balance_loss": 0.5,
+        "moe_balance_over": "micro_batch",
+        "moe_shared_width": 24,
+    },
+    "experts balanced over the batch, parallel residual": {
+        "pos_emb": "rotary",
+        "gpt_j_residual": True,
+        "moe_num_experts": 4,
+        "moe_expert_interval": 2,
+        "moe_router_type": "topk",
+        "moe_balance_loss": 0.5,
+        "moe_balance_over": "batch",
+    },
+    # Of which some have no token: a micro-batch has at most 60.
+    "many experts": {
+        "norm": "rmsnorm",
+        "moe_num_experts": 64,
+        "moe_layers": [1, 3],
+        "moe_router_type": "topk",
+        "moe_expert_width": 8,
+    },
 }

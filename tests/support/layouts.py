@@ -1,15 +1,17 @@
 """Architectures and layouts that must train one model, and the run that both sides run."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from neox_config import Resolved
+from neox_config import ConfigError, Resolved
 from neox_config.derive.learning_rate import learning_rate_curve
 from neox_config.facts.pipeline_schedules import SCHEDULES
 from neox_data.masking import MaskedDataset, Masking
@@ -18,14 +20,17 @@ from neox_model.assembly.optimizer import build_optimizer
 from neox_model.assembly.zero_sharding import whole_parameter
 from neox_model.engine.build import build_engine, prepare_engine
 from neox_model.engine.contract import Engine
+from neox_model.layers.experts import Router
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import SINGLE_PROCESS, Groups
-from neox_model.parallel.logical import named_logical_parameters
+from neox_model.parallel.logical import model_states, named_logical_parameters
 from neox_model.parallel.topology import create_groups
+from neox_model.train.callbacks.experts import ExpertBalance
 from neox_model.train.data.batch import Batch, DocumentEnds, as_batch, as_masked_batch
 from neox_model.train.data.streams import choose_weighting
-from neox_model.train.step import EngineStep
-from support.architectures import ARCHITECTURES, SMALL, WIDE
+from neox_model.train.step import EngineStep, TrainStep
+from support.architectures import ARCHITECTURES as DENSE
+from support.architectures import EXPERTS, SMALL, WIDE
 from support.settings import resolved_from
 
 __all__ = [
@@ -37,10 +42,12 @@ __all__ = [
     "Run",
     "batches_of",
     "differences",
+    "micro_batch_of_reference",
     "reference",
     "settings_of",
     "start",
     "train",
+    "trains",
     "whole_weight",
 ]
 
@@ -59,9 +66,10 @@ SETTINGS: dict[str, Any] = {
     "gradient_clipping": 0.4,
     "init_method_std": 0.1,
 }
-# Those that generate texts, and whose losses have no weights.
+ARCHITECTURES = DENSE | EXPERTS
+# Dense ones that generate texts, and whose losses have no weights.
 CAUSAL_ARCHITECTURES = tuple(
-    name for name, settings in ARCHITECTURES.items() if settings.get("objective") != "masked"
+    name for name, settings in DENSE.items() if settings.get("objective") != "masked"
 )
 
 
@@ -72,6 +80,14 @@ class Layout:
     ranks: int
     settings: dict[str, Any]
     is_wide: bool = False
+
+    @property
+    def replicas(self) -> int:
+        """Data-parallel size."""
+        given = self.settings
+        return self.ranks // (
+            given.get("model_parallel_size", 1) * max(1, given.get("pipe_parallel_size", 1))
+        )
 
 
 def _zero(stage: int, **more: Any) -> dict[str, Any]:
@@ -157,10 +173,11 @@ LAYOUTS: dict[str, Layout] = {
 
 @dataclass(frozen=True)
 class Run:
-    """What a run showed: the loss of every iteration, and weights by logical name."""
+    """What a run showed: the loss of every iteration, and weights and the model's states by logical name."""
 
     losses: list[float]
     weights: dict[str, Tensor]
+    states: dict[str, Tensor]
 
 
 def settings_of(architecture: str, layout: Layout, *, recomputes: bool) -> dict[str, Any]:
@@ -183,16 +200,16 @@ def settings_of(architecture: str, layout: Layout, *, recomputes: bool) -> dict[
 
 
 def batches_of(resolved: Resolved, groups: Groups) -> Iterator[Batch]:
-    """Return this replica's micro-batches: its own run of each update's eight samples."""
+    """Return this replica's micro-batches: of each update's eight samples, replicas take some in turn."""
     generator = torch.Generator().manual_seed(1)
-    mine, is_masked = SAMPLES // groups.data.size, resolved.config.model.objective == "masked"
+    is_masked = resolved.config.model.objective == "masked"
     shape = (SAMPLES, resolved.config.model.seq_length + (0 if is_masked else 1))
     for iteration in range(ITERATIONS):
         # Sequences that mostly increase by one, which a model can learn.
         steps = 1 + 4 * (torch.rand(shape, generator=generator) < 0.2).long()
         windows = steps.cumsum(dim=1) % VOCAB
         rows = masked_rows(resolved, windows, iteration) if is_masked else windows
-        for part in rows.split(mine)[groups.data.rank].split(resolved.run.batch.micro):
+        for part in rows.split(resolved.run.batch.micro)[groups.data.rank :: groups.data.size]:
             yield masked_batch(resolved, part) if is_masked else as_batch(part)
 
 
@@ -220,7 +237,7 @@ class Started(NamedTuple):
     """The parts of a run."""
 
     engine: Engine
-    step: EngineStep
+    step: TrainStep
     groups: Groups
     schedule: LearningRateSchedule
 
@@ -239,7 +256,12 @@ def start(resolved: Resolved) -> Started:
     )
     engine = build_engine(resolved.run, resolved.update, model, optimizer, schedule, groups=groups)
     weighting = choose_weighting(resolved.update.normalization, groups)
-    step = EngineStep(engine, accumulation=resolved.run.batch.accumulation, weighting=weighting)
+    step: TrainStep = EngineStep(engine, accumulation=resolved.run.batch.accumulation, weighting=weighting)
+    if resolved.run.experts.moe_num_experts > 1:
+        routers = [module for module in model.modules() if isinstance(module, Router)]
+        balance = ExpertBalance(routers, groups, rate=resolved.run.experts.moe_expert_bias_rate)
+        balance.run = SimpleNamespace(engine=engine)
+        step = partial(balance.around_step, step)
     return Started(engine, step, groups, schedule)
 
 
@@ -250,7 +272,7 @@ def train(resolved: Resolved, *, iterations: int = ITERATIONS) -> tuple[Run, nn.
     batches = batches_of(resolved, groups)
     losses = [float(step(batches).loss) for _ in range(iterations)]
     weights = {name: whole_weight(parameter) for name, parameter in named_logical_parameters(model)}
-    return Run(losses, weights), model
+    return Run(losses, weights, {state.name: state.values for state in model_states(model)}), model
 
 
 def whole_weight(parameter: nn.Parameter) -> Tensor:
@@ -258,34 +280,62 @@ def whole_weight(parameter: nn.Parameter) -> Tensor:
     return whole_parameter(parameter, SINGLE_PROCESS)
 
 
-def reference(architecture: str, *, is_wide: bool, folder: Path, iterations: int = ITERATIONS) -> None:
-    """Train on one rank and leave the run in the folder."""
+def trains(architecture: str, layout: Layout) -> bool:
+    """Return False if rules refuse the architecture on the layout."""
+    try:
+        resolved_from(settings_of(architecture, layout, recomputes=False), devices=layout.ranks)
+    except ConfigError:
+        return False
+    return True
+
+
+def micro_batch_of_reference(architecture: str, layout: Layout) -> int:
+    """Return the samples that one process must compute at once, so that experts are chosen as on the layout.
+
+    Dense architectures train the same, whatever their micro-batches are.
+    """
+    if architecture not in EXPERTS:
+        return int(SETTINGS["train_micro_batch_size_per_gpu"])
+    settings = settings_of(architecture, layout, recomputes=False)
+    counted_at_once = layout.replicas if settings.get("moe_balance_over") == "batch" else 1
+    return int(settings["train_micro_batch_size_per_gpu"]) * counted_at_once
+
+
+def reference(
+    architecture: str, *, is_wide: bool, folder: Path, micro_batch: int = 4, iterations: int = ITERATIONS
+) -> None:
+    """Train on one rank, in such micro-batches, and leave the run in the folder."""
     layout = Layout(1, {}, is_wide=is_wide)
     settings = settings_of(architecture, layout, recomputes=False)
+    settings["train_micro_batch_size_per_gpu"] = micro_batch
     run, _ = train(resolved_from(settings), iterations=iterations)
     assert iterations < 8 or run.losses[-1] < run.losses[0] - 0.02, (
         f"{architecture} learns nothing: {run.losses}"
     )
-    torch.save({"losses": run.losses, "weights": run.weights}, _path(architecture, is_wide, folder))
+    torch.save(asdict(run), _path(architecture, is_wide, micro_batch, folder))
 
 
 def differences(
     architecture: str, layout: Layout, *, recomputes: bool, folder: Path, iterations: int = ITERATIONS
 ) -> dict[str, float]:
-    """Train on this layout: largest difference of a loss and of a weight's element from one rank's."""
+    """Train on this layout: largest difference of a loss and of an element of a weight from one rank's.
+
+    Elements of the model's states count as those of weights.
+    """
     settings = settings_of(architecture, layout, recomputes=recomputes)
     run, model = train(resolved_from(settings, devices=layout.ranks), iterations=iterations)
-    expected = torch.load(_path(architecture, layout.is_wide, folder), weights_only=True)
+    path = _path(architecture, layout.is_wide, micro_batch_of_reference(architecture, layout), folder)
+    expected = torch.load(path, weights_only=True)
     of_losses = [abs(one - other) for one, other in zip(run.losses, expected["losses"], strict=True)]
-    of_weights = [0.0]
+    of_weights = [float((state - expected["states"][name]).abs().max()) for name, state in run.states.items()]
     for name, parameter in named_logical_parameters(model):
         block = expected["weights"][name][tuple(slice(*limits) for limits in parameter.logical.slices)]
         held = run.weights[name][tuple(slice(0, length) for length in block.shape)]
         of_weights.append(float((held - block).abs().max()))
         # Rows that pad the vocabulary stay zero.
         of_weights.append(float(run.weights[name].abs().sum() - held.abs().sum()) if block.numel() else 0.0)
-    return {"loss": max(of_losses), "weight": max(of_weights)}
+    return {"loss": max(of_losses), "weight": max(of_weights, default=0.0)}
 
 
-def _path(architecture: str, is_wide: bool, folder: Path) -> Path:
-    return folder / f"{list(ARCHITECTURES).index(architecture)}-{is_wide}.pt"
+def _path(architecture: str, is_wide: bool, micro_batch: int, folder: Path) -> Path:
+    return folder / f"{list(ARCHITECTURES).index(architecture)}-{is_wide}-{micro_batch}.pt"

@@ -26,7 +26,16 @@ from precision.run import (
 )
 from support import layouts
 
-__all__ = ["ARCHITECTURES", "FREE", "all_cells", "axes_of", "check", "pairs_of", "sample"]
+__all__ = [
+    "ARCHITECTURES",
+    "FREE",
+    "all_cells",
+    "axes_of",
+    "cells_of_experts",
+    "check",
+    "pairs_of",
+    "sample",
+]
 
 # Gradients of low-rank adapters start near 0, where the tolerances of whole weights do not apply;
 # tests/integration/test_adapters.py compares them in 16 bit. Losses of masked models have weights, which
@@ -93,6 +102,12 @@ def sample() -> tuple[Cell, ...]:
 
 # Further precisions of the sample, for kinds of layouts in turn.
 _ALSO: tuple[tuple[str, ...], ...] = (("fp32",), ("fp16",), ())
+
+
+def cells_of_experts(architecture: str, precision: str) -> tuple[Cell, ...]:
+    """One of the architectures with experts on every layout that has them; their figures are not recorded."""
+    names = [name for name, layout in ALL_LAYOUTS.items() if layouts.trains(architecture, layout)]
+    return _with_pairs(Cell(architecture, name, precision) for name in names)
 
 
 def _with_pairs(cells: Iterable[Cell]) -> tuple[Cell, ...]:

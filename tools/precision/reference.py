@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from neox_model.assembly.choices import DTYPES
 from neox_model.assembly.model import build_model
+from neox_model.layers.experts import Router
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.train.data.batch import Batch, weighted_by_micro_batch
@@ -19,6 +20,7 @@ from precision.run import (
     Observed,
     Training,
     batches_of,
+    choose_by_position,
     rounded_start,
 )
 from support.layouts import VOCAB, Layout, settings_of
@@ -71,9 +73,19 @@ def _train(
     scale: int,
 ) -> Observed:
     settings = settings_of(architecture, Layout(1, {}, is_wide=is_wide), recomputes=False)
-    resolved = resolved_from({**settings, "no_weight_tying": not tied, "precision": _NAMES[precision]})
+    settings |= {
+        "no_weight_tying": not tied,
+        "precision": _NAMES[precision],
+        "train_batch_size": micro_batch * accumulation,
+        "train_micro_batch_size_per_gpu": micro_batch,
+    }
+    resolved = resolved_from(settings)
     with rounded_start():
         model = build_model(resolved.model, resolved.run, SINGLE_PROCESS, vocab_size=VOCAB)
+    choose_by_position(model)
+    for module in model.modules():
+        if isinstance(module, Router):
+            module.loss_scale = lambda: float(scale)
     masters = {name: parameter.detach().clone() for name, parameter in _trained(model)}
     for parameter in model.parameters():
         parameter.data = parameter.data.to(PRECISIONS[precision])

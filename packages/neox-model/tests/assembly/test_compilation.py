@@ -136,6 +136,31 @@ def test_layer_is_traced_with_its_dropout(architecture):
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
+@pytest.mark.parametrize("loss", [0.0, 0.1])
+def test_each_backward_pass_counts_tokens_of_experts(loss):
+    """Also if another micro-batch is between a forward pass and its backward pass, as in pipelines."""
+    settings = ARCHITECTURES["experts, balanced, one of them for all"]
+    found = []
+    for compiles in (False, True):
+        model, _ = model_and(**{**settings, "num_layers": 2, "moe_balance_loss": loss})
+        model.bfloat16().train()
+        (router,) = [module for module in model.modules() if isinstance(module, Router)]
+        router.loss_scale = lambda: scale
+        layer = [each for each in model.modules() if isinstance(each, ResidualLayer)][1]
+        if compiles:
+            layer.compiled = torch.compile(layer.block, dynamic=False, backend="aot_eager", fullgraph=True)
+        generator = torch.Generator().manual_seed(0)
+        hidden = torch.randn(2, LENGTH, BATCH, 24, generator=generator).bfloat16()
+        for scale in (torch.tensor(2.0), torch.tensor(8.0)):
+            torch.manual_seed(0)
+            losses = [layer(each.requires_grad_()).float().square().sum() for each in hidden]
+            for each in losses:
+                each.backward()
+        found.append([router.counts, *(weight.grad for weight in layer.parameters())])
+    assert int(found[0][0].sum()) == 2 * 2 * 2 * LENGTH * BATCH
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
 @pytest.mark.slow
 def test_fused_operators_are_traced(monkeypatch):
     """By their form for the CPU: the same operators, with the same seeds for what they drop."""

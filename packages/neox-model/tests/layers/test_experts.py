@@ -1,5 +1,6 @@
 """Mixtures of experts against formulas, GPT-NeoX's router and transformers' models."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -209,37 +210,137 @@ def test_sinkhorn_chooses_in_training_alone_and_gives_no_weights() -> None:
     assert not torch.equal(evaluated, chosen)
 
 
-def balance_loss(logits_SBE: Tensor, chosen_SBK: Tensor, *, loss: float, z_loss: float) -> Tensor:
-    probabilities = logits_SBE.softmax(-1)
-    of_sequences = []
-    for row in range(BATCH):
-        load = chosen_SBK[:, row].flatten().bincount(minlength=NUMBER) * NUMBER / (2 * LENGTH)
-        of_sequences.append((load * probabilities[:, row].mean(0)).sum())
+def balance_loss(
+    logits_SBE: Tensor, loads_BE: list[Tensor], *, scores: Any, loss: float, z_loss: float
+) -> Tensor:
+    """The losses of a micro-batch, given each sequence's tokens of experts, or those that count for it."""
+    probabilities = scores(logits_SBE)
+    probabilities = probabilities / probabilities.sum(-1, keepdim=True)
+    of_sequences = [
+        NUMBER * (load / load.sum() * probabilities[:, row].mean(0)).sum()
+        for row, load in enumerate(loads_BE)
+    ]
     size = logits_SBE.exp().sum(-1).log().square().mean()
     return loss * torch.stack(of_sequences).mean() + z_loss * size
 
 
-@pytest.mark.parametrize("recomputes", [False, True])
-def test_gradients_of_balance_reach_the_router_once(*, recomputes: bool) -> None:
-    balance = Balance(loss=0.3, z_loss=0.2, accumulation=4)
-    layer = experts(router={"balance": balance})
-    layer.router.loss_scale = lambda: torch.tensor(8.0)
-    inputs = hidden().requires_grad_()
+def loads_of(over: str, chosen: list[Tensor], number: int) -> list[Tensor]:
+    """The tokens of experts that count for each sequence of a micro-batch, given all chosen [S, B, K]."""
+    counted = {
+        "sequence": [chosen[number][:, [row]] for row in range(BATCH)],
+        "micro_batch": [chosen[number]] * BATCH,
+        "batch": [torch.cat(chosen[: number + 1], dim=1)] * BATCH,
+    }[over]
+    return [each.flatten().bincount(minlength=NUMBER).double() for each in counted]
 
-    def run(inputs: Tensor) -> Tensor:
+
+def micro_batches(count: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(9)
+    # Another place, so that micro-batches prefer other experts.
+    return [
+        torch.randn(LENGTH, BATCH, WIDTH, generator=generator).double() + 0.4 * number
+        for number in range(count)
+    ]
+
+
+def gradients_of_balance(layer: Experts, *, recomputes: bool, keeps_all: bool = False) -> list[Tensor]:
+    """The gradients of three micro-batches' inputs, and of the router's weight.
+
+    `keeps_all`: all forward passes before the first backward pass, as in a pipeline.
+    """
+    inputs = [each.requires_grad_() for each in micro_batches(3)]
+
+    def run(hidden: Tensor) -> Tensor:
         if recomputes:
-            return torch.utils.checkpoint.checkpoint(lambda x: layer(x)[0], inputs, use_reentrant=False)
-        return layer(inputs)[0]
+            return torch.utils.checkpoint.checkpoint(lambda x: layer(x)[0], hidden, use_reentrant=False)
+        return layer(hidden)[0]
 
-    run(inputs).square().sum().backward()
-    ours = inputs.grad, layer.router.weight.grad
-    assert int(layer.router.counts.sum()) == 2 * LENGTH * BATCH
-    layer.router.balance, inputs.grad, layer.router.weight.grad = Balance(), None, None
-    chosen = layer.router(inputs)[1].view(LENGTH, BATCH, 2)
-    extra = balance_loss(inputs @ layer.router.weight.t(), chosen, loss=0.3, z_loss=0.2)
-    (layer(inputs)[0].square().sum() + 8.0 / 4 * extra).backward()
-    for found, expected in zip(ours, (inputs.grad, layer.router.weight.grad), strict=True):
-        torch.testing.assert_close(found, expected)
+    layer.zero_grad()
+    if keeps_all:
+        for output in [run(each) for each in inputs]:
+            output.square().sum().backward()
+    else:
+        for each in inputs:
+            run(each).square().sum().backward()
+    return [*(each.grad for each in inputs), layer.router.weight.grad.clone()]
+
+
+def balanced_by_formula(layer: Experts, over: str, scores: Any, **given: float) -> list[Tensor]:
+    """The same by autograd, with a loss scale of 8 and an accumulation of 3."""
+    layer.router.balance = Balance()
+    inputs = [each.requires_grad_() for each in micro_batches(3)]
+    chosen = [layer.router(each)[1].view(LENGTH, BATCH, 2) for each in inputs]
+    layer.zero_grad()
+    for number, each in enumerate(inputs):
+        logits = each @ layer.router.weight.t()
+        loads = loads_of(over, chosen, number)
+        extra = balance_loss(logits, loads, scores=scores, **given)
+        (layer(each)[0].square().sum() + 8.0 / 3 * extra).backward()
+    return [*(each.grad for each in inputs), layer.router.weight.grad.clone()]
+
+
+BALANCED: dict[str, Any] = {
+    f"{over}{name}": (over, options)
+    for over in ("sequence", "micro_batch", "batch")
+    for name, options in {
+        "": {"recomputes": False},
+        ", recomputed": {"recomputes": True},
+        ", recomputed, in flight": {"recomputes": True, "keeps_all": True},
+    }.items()
+}
+
+
+@pytest.mark.parametrize("case", BALANCED)
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+def test_gradients_of_balance_are_those_of_the_formula(case: str, scores: str) -> None:
+    over, options = BALANCED[case]
+    given = {"loss": 0.3, "z_loss": 0.2}
+    layer = experts(
+        router={"balance": Balance(over=over, accumulation=3, **given), "scores": scores, "normalized": True}
+    )
+    layer.router.loss_scale = lambda: torch.tensor(8.0)
+    found = gradients_of_balance(layer, **options)
+    assert int(layer.router.take_counts().sum()) == 3 * 2 * LENGTH * BATCH
+    function = torch.sigmoid if scores == "sigmoid" else partial(torch.softmax, dim=-1)
+    for ours, theirs in zip(found, balanced_by_formula(layer, over, function, **given), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def counts_in_forward(original: Any) -> Any:
+    def forward(self: Router, hidden: Tensor) -> Any:
+        found = original(self, hidden)
+        self.counts += found[2]
+        return found
+
+    return forward
+
+
+def without_accumulation(original: Any) -> Any:
+    def init(self: Router, *arguments: Any, balance: Balance, **named: Any) -> None:
+        original(self, *arguments, balance=replace(balance, accumulation=1), **named)
+
+    return init
+
+
+@pytest.mark.parametrize(
+    ("name", "plant"), [("forward", counts_in_forward), ("__init__", without_accumulation)]
+)
+def test_planted_faults_of_the_balance_are_found(
+    name: str, plant: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Router, name, plant(getattr(Router, name)))
+    with pytest.raises(AssertionError):
+        test_gradients_of_balance_are_those_of_the_formula("batch, recomputed", "softmax")
+
+
+def test_the_loss_of_the_batch_forgets_earlier_updates() -> None:
+    layer = experts(router={"balance": Balance(loss=0.3, over="batch")})
+    first = gradients_of_balance(layer, recomputes=False)
+    kept = gradients_of_balance(layer, recomputes=False)
+    layer.router.take_counts()
+    again = gradients_of_balance(layer, recomputes=False)
+    assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+    assert not torch.equal(first[0], kept[0])
 
 
 def test_even_experts_have_a_loss_of_the_coefficient() -> None:
@@ -262,6 +363,18 @@ def test_evaluation_counts_no_tokens_and_a_bias_changes_the_choice_alone() -> No
     probabilities = (inputs.flatten(0, 1) @ layer.router.weight.t()).softmax(-1)
     torch.testing.assert_close(moved, probabilities.gather(1, others))
     assert not torch.equal(chosen, others)
+
+
+def test_by_position_scores_give_weights_but_choose_nothing() -> None:
+    layer = experts(chosen=2)
+    layer.router.by_position = True
+    inputs = hidden()
+    weights, chosen, counts = layer.router(inputs)
+    expected = [[(2 * place) % NUMBER, (2 * place + 1) % NUMBER] for place in range(LENGTH)]
+    assert chosen.view(LENGTH, BATCH, 2)[:, 1].tolist() == expected
+    assert torch.equal(counts, chosen.flatten().bincount(minlength=NUMBER))
+    probabilities = (inputs.flatten(0, 1) @ layer.router.weight.t()).softmax(-1)
+    torch.testing.assert_close(weights, probabilities.gather(1, chosen))
 
 
 def test_a_bias_moves_towards_the_mean_and_is_centred() -> None:

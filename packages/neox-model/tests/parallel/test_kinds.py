@@ -90,6 +90,16 @@ CASES: dict[str, dict[str, Any]] = {
                 "activation": "swiglu",
                 "pos_emb": "rotary",
             },
+            **{
+                f"experts balanced over the {over}": {
+                    "moe_num_experts": 4,
+                    "moe_router_type": "topk",
+                    "moe_scores": "sigmoid",
+                    "moe_balance_loss": 2.0,
+                    "moe_balance_over": over,
+                }
+                for over in ("micro_batch", "batch")
+            },
             "experts by sinkhorn, parallel residual": {
                 "moe_num_experts": 3,
                 "moe_expert_interval": 2,

@@ -3,7 +3,7 @@
 from neox_config.derive.widths import mlp_width
 from neox_config.schema.config import NeoXConfig
 
-__all__ = ["expert_layers", "expert_scores", "expert_width", "has_experts", "inner_widths"]
+__all__ = ["balances_batch", "expert_layers", "expert_scores", "expert_width", "has_experts", "inner_widths"]
 
 _MULTIPLE = 256
 
@@ -11,6 +11,12 @@ _MULTIPLE = 256
 def has_experts(config: NeoXConfig) -> bool:
     """Return True if some layers have experts."""
     return config.experts.moe_num_experts > 1
+
+
+def balances_batch(config: NeoXConfig) -> bool:
+    """Return True if experts are balanced over the micro-batches of all data-parallel ranks together."""
+    given = config.experts
+    return has_experts(config) and given.moe_balance_loss > 0 and given.moe_balance_over == "batch"
 
 
 def expert_layers(config: NeoXConfig) -> frozenset[int]:

@@ -13,7 +13,7 @@ from typing import Any
 from neox_config import NeoXConfig, Text, load_config
 from neox_config.derive.attention_layers import attention_names, types_in
 from neox_config.derive.engine import chosen_engine
-from neox_config.derive.experts import expert_width, has_experts
+from neox_config.derive.experts import balances_batch, expert_width, has_experts
 from neox_config.derive.optimizer_arguments import optimizer_facts
 from neox_config.derive.pipeline import chunks_per_stage
 from neox_config.derive.widths import mlp_width
@@ -311,6 +311,8 @@ def _comparable(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
         "attention_dropout": 0,
         "lora_dropout": 0 if adapters.lora_rank else None,
         "lora_base": "drawn" if adapters.lora_rank else None,
+        # Micro-batches of all replicas have the mean over all of their tokens.
+        **({"loss_normalization": "global"} if balances_batch(config) else {}),
         "warmup": 0,
         "warmup_iters": None,
         "lr_decay_iters": None,
@@ -360,8 +362,8 @@ def reference_settings(config: NeoXConfig, sizes: Sizes) -> dict[str, Any]:
     recomputation = dict.fromkeys(type(config.activation_checkpointing).model_fields)
     training = config.training
     batch = {"gradient_accumulation_steps": (training.gradient_accumulation_steps or 1) * sizes.data}
-    if config.model.objective == "ict":
-        # A query is compared with the blocks of a micro-batch of all replicas.
+    if config.model.objective == "ict" or balances_batch(config):
+        # A query is compared with the blocks of a micro-batch of all replicas, and experts are counted there.
         batch = {
             "train_micro_batch_size_per_gpu": (training.train_micro_batch_size_per_gpu or 1) * sizes.data
         }

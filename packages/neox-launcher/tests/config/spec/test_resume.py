@@ -50,7 +50,7 @@ MODEL = set(
 # Reviewed: each of these makes other updates of the same weights.
 TRAINING = set(
     """
-    moe_router_type moe_jitter_eps moe_balance_loss moe_router_z_loss moe_expert_bias_rate
+    moe_router_type moe_jitter_eps moe_balance_loss moe_balance_over moe_router_z_loss moe_expert_bias_rate
     z_loss seq_length hidden_dropout attention_dropout precision fp16.enabled fp16.loss_scale
     fp16.initial_scale_power fp16.loss_scale_window fp16.hysteresis fp16.consecutive_hysteresis
     fp16.min_loss_scale bf16.enabled amp.enabled amp.opt_level amp.dtype

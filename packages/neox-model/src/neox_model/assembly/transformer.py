@@ -187,6 +187,7 @@ def _experts(
         sinkhorn=given.moe_router_type == "sinkhorn",
         jitter=given.moe_jitter_eps,
         loss=given.moe_balance_loss,
+        over=given.moe_balance_over,
         z_loss=given.moe_router_z_loss,
         accumulation=run.batch.accumulation,
     )

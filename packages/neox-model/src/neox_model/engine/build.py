@@ -56,6 +56,7 @@ def build_engine(
     for module in model.modules():
         if isinstance(module, Router):
             module.loss_scale = lambda: engine.update.loss_scale
+            module.replicas = groups.data
     return engine
 
 

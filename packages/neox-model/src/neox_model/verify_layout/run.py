@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -46,7 +47,7 @@ def verify_in(groups: Groups, resolved: Resolved) -> None:
             recorder = Recorder(Values(), rounded_to=DTYPES[computes_in])
             plain = decode_resolved(request.reference).in_float64()
             with _default_dtype(torch.float64):
-                _train(open_run(SINGLE_PROCESS, plain, recorder.extensions), recorder)
+                _train(open_run(SINGLE_PROCESS, plain, recorder.extensions), recorder, computes_in)
             torch.save(recorder.values.tensors, _VALUES)
     values = Values(torch.load(_VALUES, map_location="cpu", weights_only=True))
     place = Place(
@@ -55,7 +56,7 @@ def verify_in(groups: Groups, resolved: Resolved) -> None:
     limit = LIMITS[computes_in]
     comparer = Comparer(values, place, limit=limit, compares_initial=request.in_float64)
     with _default_dtype(torch.float64 if request.in_float64 else torch.float32):
-        _train(open_run(groups, resolved, comparer.extensions), comparer)
+        _train(open_run(groups, resolved, comparer.extensions), comparer, computes_in)
     watch = DropoutWatch()
     if request.dropping is not None:
         with open_run(groups, decode_resolved(request.dropping)) as (_, loop), watch:
@@ -87,7 +88,14 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _train(opened: AbstractContextManager[tuple[Run, Loop]], observer: Recorder | Comparer) -> None:
+def _train(
+    opened: AbstractContextManager[tuple[Run, Loop]], observer: Recorder | Comparer, computes_in: str
+) -> None:
+    """Train and evaluate; `computes_in` is the data type of the layout."""
     with opened as (run, loop):
+        routers: list[Any] = [module for module in run.model.modules() if hasattr(module, "by_position")]
+        for router in routers:
+            # In 16 bit, some tokens would have other experts, and the gradients of these differ.
+            router.by_position = computes_in in ("fp16", "bf16")
         loop.run()
         observer.take_number("evaluation loss", run.evaluator.results["valid"].loss)

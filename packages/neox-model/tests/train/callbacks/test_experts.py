@@ -47,6 +47,12 @@ def test_biases_move_after_applied_updates_and_counts_start_again(skipped: Any) 
     assert float(report.expert_entropy) == pytest.approx((0.0 + 1.0) / 2)
 
 
+def test_tokens_before_the_first_update_are_forgotten() -> None:
+    made = routers()
+    ExpertBalance(made, SINGLE_PROCESS, rate=0.3).on_load()
+    assert not any(router.counts.any() for router in made)
+
+
 def train(settings: dict[str, Any]) -> None:
     from neox_model.parallel.topology import create_groups
     from neox_model.train.open_run import train_in

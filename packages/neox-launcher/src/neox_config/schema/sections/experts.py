@@ -113,9 +113,23 @@ class ExpertsSection(Section, resume="model"):
         resume="training",
         used_when=_TOP_K,
         source="arXiv:2412.19437, equation 17",
-        doc="Coefficient of a loss that balances the experts of each layer within each sequence: the sum "
-        "over experts of their share of the tokens times their mean score, 1 if they are equal. Its "
-        "gradient reaches the router; the logged losses do not contain it. 1e-2 is usual.",
+        doc="Coefficient of a loss that balances the experts of each layer: the number of experts times the "
+        "sum over them of their share of the tokens times their mean share of scores, 1 if they are equal. "
+        "Its gradient reaches the router; the logged losses do not contain it. 1e-2 is usual.",
+    )
+    moe_balance_over: Literal["sequence", "micro_batch", "batch"] = param(
+        "sequence",
+        origin="ours",
+        resume="training",
+        used_when="moe_balance_loss is not 0",
+        source="arXiv:2101.03961 (micro_batch); arXiv:2501.11873 (batch)",
+        doc="The tokens over which moe-balance-loss takes the experts' shares of tokens. sequence: those of "
+        "each sequence, so that the result does not depend on the layout. micro_batch: those of each "
+        "micro-batch of a data-parallel rank, as in Switch. batch: those of the update up to the current "
+        "micro-batch, of all data-parallel ranks: experts may specialize in parts of a batch. Mean scores "
+        "are always those of the sequence or of the rank's micro-batch, and the losses of micro-batches and "
+        "ranks are averaged. More ranks instead of more micro-batches are the same for micro_batch, but not "
+        "for batch, where ranks count at once.",
     )
     moe_router_z_loss: float = param(
         0.0,

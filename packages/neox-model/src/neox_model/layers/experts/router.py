@@ -8,11 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from neox_kernels.custom_operator import custom_operator
+from neox_model.parallel.collectives import all_reduce
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.logical import InitMethod, LogicalState, logical_parameter
 from neox_model.parallel.partial_gradients import has_partial_gradient, mark_partial
 
-__all__ = ["SCORES", "Balance", "Router", "partial_parameter", "sinkhorn"]
+__all__ = ["LOADS", "SCORES", "Balance", "Router", "partial_parameter", "sinkhorn"]
 
 SCORES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "softmax": lambda logits: logits.softmax(dim=-1),
@@ -28,7 +30,8 @@ class Balance:
     Attributes:
         sinkhorn: choose by `sinkhorn`.
         jitter: half of the width of the random factors' interval around 1; None: there are none.
-        loss: coefficient of the loss of each sequence.
+        loss: coefficient of the balancing loss.
+        over: a key of LOADS: the tokens whose experts that loss balances.
         z_loss: coefficient of the loss of the logits' size.
         accumulation: micro-batches per update, over which both are averaged.
     """
@@ -36,6 +39,7 @@ class Balance:
     sinkhorn: bool = False
     jitter: float | None = None
     loss: float = 0.0
+    over: str = "sequence"
     z_loss: float = 0.0
     accumulation: int = 1
 
@@ -60,6 +64,9 @@ class Router(nn.Module):
     Attributes:
         counts: tokens of each expert since `take_counts`, int64 [E].
         loss_scale: returns the loss scale of the backward pass, None without; the engine sets it.
+        replicas: the data-parallel ranks; the engine sets them.
+        by_position: the position of a token decides its experts, not its scores, so that runs can be compared
+            whose rounding differs: of scores that are nearly equal, it decides which is larger.
     """
 
     def __init__(
@@ -86,6 +93,8 @@ class Router(nn.Module):
         self.bias: Tensor | None
         self.register_buffer("bias", torch.zeros(number) if has_bias else None, persistent=False)
         self.loss_scale: Callable[[], Tensor | float | None] = lambda: None
+        self.replicas = SINGLE_RANK
+        self.by_position = False
 
     def forward(self, hidden_SBD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the weights and numbers of each token's experts [T, K], and the experts' tokens [E]."""
@@ -100,16 +109,22 @@ class Router(nn.Module):
             places_BE = experts_SBK.transpose(0, 1).flatten(1)
             counts_BE = places_BE.new_zeros(len(places_BE), self.number)
             counts_BE.scatter_add_(1, places_BE, torch.ones_like(places_BE))
-            if self.training and logits_SBE.requires_grad:
-                loss = self._balance_loss(logits_SBE, counts_BE)
-                logits_SBE = _Observed.apply(logits_SBE, loss, counts_BE.sum(dim=0), self.counts)
-            weights_SBK = self.scores(logits_SBE).gather(-1, experts_SBK)
+            scores_SBE = self.scores(logits_SBE)
+            weights_SBK = scores_SBE.gather(-1, experts_SBK)
             if self.normalized:
                 weights_SBK = weights_SBK / weights_SBK.sum(dim=-1, keepdim=True)
+            if self.training and weights_SBK.requires_grad:
+                weights_SBK = _Observed.apply(
+                    weights_SBK, *self._balanced(logits_SBE, scores_SBE), counts_BE, self.counts, self
+                )
         return weights_SBK.flatten(0, 1), experts_SBK.flatten(0, 1), counts_BE.sum(dim=0)
 
     @torch.no_grad()
     def _choose(self, logits_SBE: Tensor) -> Tensor:
+        if self.by_position:
+            length, batch, _ = logits_SBE.shape
+            places_SK = torch.arange(length * self.chosen, device=logits_SBE.device).view(length, -1)
+            return (places_SK % self.number).unsqueeze(1).expand(-1, batch, -1)
         if self.training and self.balance.sinkhorn:
             scores_SBE = sinkhorn(logits_SBE.flatten(0, 1)).view_as(logits_SBE)
         else:
@@ -118,21 +133,31 @@ class Router(nn.Module):
             scores_SBE = scores_SBE + self.bias
         return scores_SBE.topk(self.chosen, dim=-1).indices
 
-    def _balance_loss(self, logits_SBE: Tensor, counts_BE: Tensor) -> Tensor | None:
-        """Return this rank's part of the balancing losses, times the loss scale; None if there are none."""
-        if not self.balance.loss and not self.balance.z_loss:
-            return None
-        total = logits_SBE.new_zeros(())
+    def _balanced(self, logits_SBE: Tensor, scores_SBE: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Return each sequence's mean shares of scores, and the logits' size; None for what has no loss."""
+        shares_BE = size = None
         if self.balance.loss:
-            scores_SBE = self.scores(logits_SBE)
             shares_BE = (scores_SBE / scores_SBE.sum(dim=-1, keepdim=True)).mean(dim=0)
-            loads_BE = counts_BE * (self.number / (self.chosen * len(logits_SBE)))
-            total = total + self.balance.loss * (shares_BE * loads_BE).sum(dim=-1).mean()
         if self.balance.z_loss:
-            total = total + self.balance.z_loss * logits_SBE.logsumexp(dim=-1).square().mean()
-        scale = self.loss_scale()
-        total = total / (self.balance.accumulation * self.group.size)
-        return total if scale is None else total * scale
+            size = logits_SBE.logsumexp(dim=-1).square().mean()
+        return shares_BE, size
+
+    def balance_gradients(self, counts_BE: Tensor, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+        """Return this rank's part of the gradients of `_balanced`'s values.
+
+        Collective over the replicas if the batch is balanced.
+        """
+        balance, scale, of_shares, of_size = self.balance, self.loss_scale(), None, None
+        part = counts_BE.new_full((), 1.0 / (balance.accumulation * self.group.size), dtype=dtype)
+        if scale is not None:
+            part = part * scale
+        if balance.loss:
+            loads = LOADS[balance.over](self, counts_BE)
+            loads = loads * part / loads.sum(dim=-1, keepdim=True)
+            of_shares = (loads * (balance.loss * self.number / len(counts_BE))).expand(counts_BE.shape)
+        if balance.z_loss:
+            of_size = part * balance.z_loss
+        return of_shares, of_size
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Router":
         """Move the bias with the module, and keep it in float32, of which its small changes have need."""
@@ -179,21 +204,55 @@ class Router(nn.Module):
         ]
 
 
+# What a balancing loss balances -> (router, experts' tokens by sequence [B, E]) -> their sums [B or 1, E].
+# Those of the batch are the update's up to this micro-batch, of all replicas.
+LOADS: Mapping[str, Callable[[Router, Tensor], Tensor]] = {
+    "sequence": lambda router, counts_BE: counts_BE,
+    "micro_batch": lambda router, counts_BE: counts_BE.sum(dim=0, keepdim=True),
+    "batch": lambda router, counts_BE: all_reduce(router.counts.clone(), router.replicas).unsqueeze(0),
+}
+
+
+@custom_operator("add_after", mutates_args=("total",))
+def _add_after(total: Tensor, counts: Tensor, gradient: Tensor) -> None:
+    """Add counts in a backward pass: torch.compile would compute the sum in the forward pass.
+
+    Other micro-batches change the total between the two. It cannot do so for an operator that has a gradient
+    among its arguments.
+    """
+    total.add_(counts)
+
+
+_add_after.register_fake(lambda total, counts, gradient: None)
+
+
 class _Observed(torch.autograd.Function):
-    """Returns the logits; the backward pass counts the tokens of experts, and begins that of a loss."""
+    """Returns the weights; the backward pass counts the tokens of experts, and begins the balancing losses.
+
+    A backward pass runs once for a micro-batch, also of layers whose forward pass is recomputed, and those of
+    an update run in the order of its micro-batches, also in pipelines.
+    """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, loss: Tensor | None, counts: Tensor, total: Tensor) -> Tensor:
-        ctx.save_for_backward(loss, counts)
-        # Not saved, because other micro-batches may change it before this one's backward pass.
-        ctx.total = total
-        return logits.view_as(logits)
+    def forward(
+        ctx: Any,
+        weights: Tensor,
+        shares: Tensor | None,
+        size: Tensor | None,
+        counts: Tensor,
+        total: Tensor,
+        router: Router,
+    ) -> Tensor:
+        ctx.save_for_backward(counts)
+        # Not saved, because other micro-batches change it before the backward pass of this one.
+        ctx.total, ctx.router = total, router
+        return weights.view_as(weights)
 
     @staticmethod
-    def backward(ctx: Any, of_logits: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-        loss, counts = ctx.saved_tensors
-        ctx.total.add_(counts)
-        return of_logits, None if loss is None else torch.ones_like(loss), None, None
+    def backward(ctx: Any, of_weights: Tensor) -> tuple[Tensor | None, ...]:
+        (counts,) = ctx.saved_tensors
+        _add_after(ctx.total, counts.sum(dim=0), of_weights)
+        return of_weights, *ctx.router.balance_gradients(counts, of_weights.dtype), None, None, None
 
 
 def sinkhorn(logits_TE: Tensor) -> Tensor:

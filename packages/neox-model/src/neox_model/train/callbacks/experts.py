@@ -44,6 +44,11 @@ class ExpertBalance(Callback):
         """Return the biases."""
         return model_states(self.run.engine.model)
 
+    def on_load(self) -> None:
+        """Forget the tokens of passes before the first update, such as trials of compiled layers."""
+        for router in self._routers:
+            router.take_counts()
+
     def around_step(self, step: TrainStep, batches: Iterator[Batch]) -> StepReport:
         """Count the tokens of experts over all ranks after the step. Collective."""
         report = step(batches)
