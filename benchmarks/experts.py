@@ -38,12 +38,12 @@ def experts(number: int, dtype: torch.dtype, product: Any = grouped_product) -> 
     """Return a function that runs our layer."""
     blocks = partial(ExpertBlocks, hidden_size=WIDTH, width=INNER, is_gated=True, product=product, **OPTIONS)
     router = partial(Router, WIDTH, number, chosen=CHOSEN, init=INIT)
-    return _passes(Experts(WIDTH, router=router, blocks=blocks, init=INIT), dtype)
+    return _passes(_initialized(Experts(WIDTH, router=router, blocks=blocks, init=INIT)), dtype)
 
 
 def dense(number: int, dtype: torch.dtype) -> Run:
     """Return a function that runs an MLP with as many parameters as all experts."""
-    return _passes(GatedMLP(WIDTH, number * INNER, bias=False, **OPTIONS), dtype)
+    return _passes(_initialized(GatedMLP(WIDTH, number * INNER, bias=False, **OPTIONS)), dtype)
 
 
 def olmoe(number: int, dtype: torch.dtype, implementation: str) -> Run:
@@ -61,9 +61,12 @@ def olmoe(number: int, dtype: torch.dtype, implementation: str) -> Run:
     return _passes(layer, dtype)
 
 
+def _initialized(layer: nn.Module) -> nn.Module:
+    initialize_parameters(layer, seed=1)
+    return layer
+
+
 def _passes(layer: nn.Module, dtype: torch.dtype) -> Run:
-    if not any(isinstance(module, nn.Linear) for module in layer.modules()):
-        initialize_parameters(layer, seed=1)
     layer = layer.to(dtype).train()
     inputs = torch.randn(LENGTH, BATCH, WIDTH, generator=torch.Generator().manual_seed(0)).to(dtype)
     inputs.requires_grad_()
@@ -106,8 +109,8 @@ def growth() -> None:
             ours, _, ratio = compare(experts(number, dtype), fewest)
             mlp, _, dense_ratio = compare(dense(number, dtype), dense(NUMBERS[0], dtype))
             print(
-                f"{name:<9} {number:>3} experts {1e3 * ours:7.1f} ms, {1 / ratio:5.2f} x {NUMBERS[0]};"
-                f"  MLP of the same size {1e3 * mlp:7.1f} ms, {1 / dense_ratio:5.2f} x the smallest"
+                f"{name:<9} {number:>3} experts {1e3 * ours:7.1f} ms, {1 / ratio:5.2f} x {NUMBERS[0]}; "
+                f"MLP of the same size {1e3 * mlp:7.1f} ms, {1 / dense_ratio:5.2f} x the smallest"
             )
 
 

@@ -269,15 +269,15 @@ FAULTS: dict[str, Fault] = {
     ),
     "a balance times the micro-batches": Fault(
         "ep=2,dp=2",
-        f"{_EXPERTS}.Router.observe",
+        f"{_EXPERTS}.Router.balance_gradients",
         balance(accumulation=lambda number: 1),
         ("gradients",),
     ),
     "a balance times the tensor-parallel ranks": Fault(
-        "ep=2,dp=2,tp=2", f"{_EXPERTS}.Router.observe", balance_on_every_rank, ("gradients",)
+        "ep=2,dp=2,tp=2", f"{_EXPERTS}.Router.balance_gradients", balance_on_every_rank, ("gradients",)
     ),
     "a z-loss left out": Fault(
-        "ep=2,dp=2", f"{_EXPERTS}.Router.observe", balance(z_loss=lambda value: 0.0), ("gradients",)
+        "ep=2,dp=2", f"{_EXPERTS}.Router.balance_gradients", balance(z_loss=lambda value: 0.0), ("gradients",)
     ),
     "tokens counted in forward passes": Fault(
         "ep=2,dp=2", f"{_EXPERTS}.Router._choose", counts_twice, ("model states",), _RECOMPUTED

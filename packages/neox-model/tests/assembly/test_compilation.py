@@ -51,7 +51,7 @@ ARCHITECTURES = {
         "attention_dropout": 0.1,
         **RECOMPUTED,
     },
-    "experts, balanced, one of them for all": {
+    "experts, balanced": {
         **LLAMA,
         **RECOMPUTED,
         "moe_num_experts": 4,
@@ -62,7 +62,6 @@ ARCHITECTURES = {
         "moe_router_z_loss": 0.1,
         "moe_expert_bias": True,
         "moe_jitter_eps": 0.1,
-        "moe_shared_width": 16,
     },
     "experts in a loop, chosen by sinkhorn": {
         "pos_emb": "rotary",
@@ -136,6 +135,33 @@ def test_layer_is_traced_with_its_dropout(architecture):
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
+@pytest.mark.parametrize("loss", [0.0, 0.1])
+def test_each_backward_pass_counts_tokens_of_experts(loss):
+    """Also if another micro-batch is between a forward pass and its backward pass, as in pipelines."""
+    settings = ARCHITECTURES["experts, balanced"]
+    found = []
+    for compiles in (False, True):
+        model, _ = model_and(**{**settings, "num_layers": 2, "moe_balance_loss": loss})
+        model.bfloat16().train()
+        (router,) = [module for module in model.modules() if isinstance(module, Router)]
+        scales = []
+        router.loss_scale = lambda scales=scales: scales[-1]
+        layer = [each for each in model.modules() if isinstance(each, ResidualLayer)][1]
+        if compiles:
+            layer.compiled = torch.compile(layer.block, dynamic=False, backend="aot_eager", fullgraph=True)
+        generator = torch.Generator().manual_seed(0)
+        hidden = torch.randn(2, LENGTH, BATCH, 24, generator=generator).bfloat16()
+        for scale in (2.0, 8.0):
+            scales.append(torch.tensor(scale))
+            torch.manual_seed(0)
+            losses = [layer(each.requires_grad_()).float().square().sum() for each in hidden]
+            for each in losses:
+                each.backward()
+        found.append([router.counts, *(weight.grad for weight in layer.parameters())])
+    assert int(found[0][0].sum()) == 2 * 2 * 2 * LENGTH * BATCH
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
 @pytest.mark.slow
 def test_fused_operators_are_traced(monkeypatch):
     """By their form for the CPU: the same operators, with the same seeds for what they drop."""
@@ -152,10 +178,15 @@ def test_fused_operators_are_traced(monkeypatch):
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
+# The gradient of a shared expert's input is added to others in another order.
+SHARED = {"moe_num_experts": 4, "moe_layers": [1], "moe_shared_width": 16, "moe_shared_gate": True}
+
+
 @pytest.mark.slow
-def test_compiled_layers_give_the_losses_and_gradients_of_plain_ones(tmp_path, monkeypatch):
+@pytest.mark.parametrize("own", [{}, SHARED], ids=["MLP", "experts, one of them for all"])
+def test_compiled_layers_give_the_losses_and_gradients_of_plain_ones(own, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    settings = {**LLAMA, "num_layers": 2, **RECOMPUTED}
+    settings = {**LLAMA, "num_layers": 2, **RECOMPUTED, **own}
     found = trained(backend="inductor", compile=True, **settings)
     expected = trained(compile=False, **settings)
     for one, other in zip(found, expected, strict=True):

@@ -1,5 +1,6 @@
 """Settings under which layers cannot be compiled with torch.compile on any device."""
 
+from neox_config.derive.experts import has_experts
 from neox_config.derive.objective import is_retrieval
 from neox_config.derive.pipeline import splits_backward
 from neox_config.derive.recomputation import recomputes_gated_product
@@ -27,6 +28,11 @@ def why_layers_stay_uncompiled(config: NeoXConfig, *, zero_stage: int | None = N
         "activations": splits_backward(config),
         "ZeRO stage 3, whose layers gather and release their weights while they run": (
             stage == UNCOMPILED_STAGE
+        ),
+        "moe_balance_over: batch, because a backward pass exchanges the counts of tokens": (
+            has_experts(config)
+            and config.experts.moe_balance_loss > 0
+            and config.experts.moe_balance_over == "batch"
         ),
         "objective: ict, because layers of two towers are not tried together": is_retrieval(config),
         "a curriculum of lengths, because layers would be recompiled for every length": bool(

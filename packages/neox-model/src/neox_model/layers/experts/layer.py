@@ -38,6 +38,22 @@ class _ByExpert(torch.autograd.Function):
         return of_rows[places_TK].sum(dim=1), None, None
 
 
+class _ByToken(torch.autograd.Function):
+    """Sums the weighted rows of each token; the backward pass reads gradients instead of adding to rows."""
+
+    @staticmethod
+    def forward(ctx: Any, rows_RD: Tensor, weights_TK: Tensor, order_R: Tensor, places_TK: Tensor) -> Tensor:
+        ctx.save_for_backward(rows_RD, weights_TK, order_R, places_TK)
+        return (rows_RD[places_TK] * weights_TK.unsqueeze(-1)).sum(dim=1)
+
+    @staticmethod
+    def backward(ctx: Any, of_tokens: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        rows_RD, weights_TK, order_R, places_TK = ctx.saved_tensors
+        of_rows = of_tokens[order_R // places_TK.shape[1]] * weights_TK.flatten()[order_R].unsqueeze(-1)
+        of_weights = (rows_RD[places_TK] * of_tokens.unsqueeze(1)).sum(dim=-1)
+        return of_rows, of_weights, None, None
+
+
 class Experts(nn.Module):
     """Computes the sum over a token's experts of weight * expert(x), and adds a shared expert's output.
 
@@ -93,7 +109,7 @@ class Experts(nn.Module):
         places_TK = places_R.view_as(experts_TK)
         sorted_RD = _ByExpert.apply(hidden_SBD.flatten(0, 1), order_R, places_TK)
         rows_RD = self.dispatch(sorted_RD, counts_E, self.experts)
-        sum_TD = (rows_RD[places_TK] * weights_TK.unsqueeze(-1).to(rows_RD.dtype)).sum(dim=1)
+        sum_TD = _ByToken.apply(rows_RD, weights_TK.to(rows_RD.dtype), order_R, places_TK)
         output_SBD = sum_TD.unflatten(0, hidden_SBD.shape[:2])
         if self.shared is not None:
             output_SBD = output_SBD + self._shared(self.shared, hidden_SBD, tp_input)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from neox_kernels.custom_operator import custom_operator
 from neox_model.parallel.collectives import all_reduce
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.linear import zero_init
@@ -132,7 +133,7 @@ class Router(nn.Module):
             weights_SBK = weights_SBK * self.scale
             if self.training and weights_SBK.requires_grad:
                 weights_SBK = _Observed.apply(
-                    weights_SBK, *self._balanced(logits_SBE, scores_SBE), counts_BE, self
+                    weights_SBK, *self._balanced(logits_SBE, scores_SBE), counts_BE, self.counts, self
                 )
         return weights_SBK.flatten(0, 1), experts_SBK.flatten(0, 1), counts_BE.sum(dim=0)
 
@@ -165,12 +166,11 @@ class Router(nn.Module):
             size = logits_SBE.logsumexp(dim=-1).square().mean()
         return shares_BE, size
 
-    def observe(self, counts_BE: Tensor, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-        """Count the tokens of experts, and return this rank's part of the gradients of `_balanced`'s values.
+    def balance_gradients(self, counts_BE: Tensor, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+        """Return this rank's part of the gradients of `_balanced`'s values.
 
         Collective over the replicas if the batch is balanced.
         """
-        self.counts += counts_BE.sum(dim=0)
         balance, scale, of_shares, of_size = self.balance, self.loss_scale(), None, None
         part = counts_BE.new_full((), 1.0 / (balance.accumulation * self.group.size), dtype=dtype)
         if scale is not None:
@@ -237,6 +237,19 @@ LOADS: Mapping[str, Callable[[Router, Tensor], Tensor]] = {
 }
 
 
+@custom_operator("add_after", mutates_args=("total",))
+def _add_after(total: Tensor, counts: Tensor, gradient: Tensor) -> None:
+    """Add counts in a backward pass: torch.compile would compute the sum in the forward pass.
+
+    Other micro-batches change the total between the two. It cannot do so for an operator that has a gradient
+    among its arguments.
+    """
+    total.add_(counts)
+
+
+_add_after.register_fake(lambda total, counts, gradient: None)
+
+
 class _Observed(torch.autograd.Function):
     """Returns the weights; the backward pass counts the tokens of experts, and begins the balancing losses.
 
@@ -246,16 +259,24 @@ class _Observed(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, weights: Tensor, shares: Tensor | None, size: Tensor | None, counts: Tensor, router: Router
+        ctx: Any,
+        weights: Tensor,
+        shares: Tensor | None,
+        size: Tensor | None,
+        counts: Tensor,
+        total: Tensor,
+        router: Router,
     ) -> Tensor:
         ctx.save_for_backward(counts)
-        ctx.router = router
+        # Not saved, because other micro-batches change it before the backward pass of this one.
+        ctx.total, ctx.router = total, router
         return weights.view_as(weights)
 
     @staticmethod
     def backward(ctx: Any, of_weights: Tensor) -> tuple[Tensor | None, ...]:
         (counts,) = ctx.saved_tensors
-        return of_weights, *ctx.router.observe(counts, of_weights.dtype), None, None
+        _add_after(ctx.total, counts.sum(dim=0), of_weights)
+        return of_weights, *ctx.router.balance_gradients(counts, of_weights.dtype), None, None, None
 
 
 def sinkhorn(logits_TE: Tensor) -> Tensor:
