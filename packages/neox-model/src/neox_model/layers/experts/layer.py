@@ -49,9 +49,10 @@ class _ByToken(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, of_tokens: Tensor) -> tuple[Tensor, Tensor, None, None]:
         rows_RD, weights_TK, order_R, places_TK = ctx.saved_tensors
-        of_rows = of_tokens[order_R // places_TK.shape[1]] * weights_TK.flatten()[order_R].unsqueeze(-1)
-        of_weights = (rows_RD[places_TK] * of_tokens.unsqueeze(1)).sum(dim=-1)
-        return of_rows, of_weights, None, None
+        of_tokens_RD = of_tokens[order_R // places_TK.shape[1]]
+        of_weights_R = (rows_RD * of_tokens_RD).sum(dim=-1)
+        of_rows = of_tokens_RD * weights_TK.flatten()[order_R].unsqueeze(-1)
+        return of_rows, of_weights_R[places_TK], None, None
 
 
 class Experts(nn.Module):
