@@ -141,7 +141,15 @@ def test_each_backward_pass_counts_tokens_of_experts(loss):
     settings = ARCHITECTURES["experts, balanced"]
     found = []
     for compiles in (False, True):
-        model, _ = model_and(**{**settings, "num_layers": 2, "moe_layers": [1], "moe_balance_loss": loss})
+        model, _ = model_and(
+            **{
+                **settings,
+                "num_layers": 2,
+                "moe_layers": [1],
+                "moe_balance_loss": loss,
+                "precision": "bfloat16",
+            }
+        )
         model.bfloat16().train()
         (router,) = [module for module in model.modules() if isinstance(module, Router)]
         scales = []
