@@ -15,7 +15,7 @@ from support.corpus import write_corpus
 from support.distributed import run_ranks
 from support.settings import SMALL_TRAINING, resolved_from
 from support.tiers import slow_except
-from support.trainings import train_all
+from support.trainings import tensors_of, train_all
 
 ADAPTERS = {"lora_rank": 2, "lora_alpha": 8.0, "lora_dropout": 0.1}
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -37,6 +37,17 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     },
 }
 FAST = ("tensor",)
+EXPERTS: dict[str, Any] = {
+    "activation": "swiglu",
+    "moe_num_experts": 3,
+    "moe_top_k": 2,
+    "moe_layers": [1],
+    "moe_expert_width": 16,
+    "moe_shared_width": 16,
+    "moe_router_type": "topk",
+    "moe_expert_bias": True,
+    "moe_expert_bias_rate": 0.01,
+}
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:
@@ -84,6 +95,51 @@ def test_adapters_are_saved_alone_and_resume_to_the_last_bit(tmp_path, layout: s
     assert manifest.config["base"]["folder"] == f"{tmp_path}/base"
 
 
+@pytest.mark.slow
+def test_adapters_of_experts_are_saved_alone_and_resume_to_the_last_bit(tmp_path) -> None:
+    """On two ranks, of which one has two experts and the other one."""
+    corpus, base = str(write_corpus(tmp_path)), EXPERTS | LAYOUTS["zero3"] | {"train_iters": 2}
+    settings = base | ADAPTERS | {"lora_base": f"{tmp_path}/base", "train_iters": 4}
+    trainings = {
+        "base": base,
+        "adapters": settings,
+        "resumed": settings | {"load": f"{tmp_path}/adapters", "restart_at": 2},
+    }
+    run_ranks(train_all, size=2, folder=str(tmp_path), corpus=corpus, trainings=trainings)
+    adapters, resumed = weights_of(tmp_path / "adapters"), weights_of(tmp_path / "resumed")
+    assert {name for name in adapters if "/" not in name and ".mlp." in name} == {
+        *(f"layers.0.mlp.{name}.adapter.{side}" for name in ("up", "gate", "down") for side in "ab"),
+        *(f"layers.1.mlp.experts.adapters.{name}.{side}" for name in ("up", "gate", "down") for side in "ab"),
+        *(f"layers.1.mlp.shared.{name}.adapter.{side}" for name in ("up", "gate", "down") for side in "ab"),
+    }
+    assert all(torch.equal(resumed[name], value) for name, value in adapters.items())
+    assert all(value.abs().max() > 0 for name, value in adapters.items() if name.endswith(".b"))
+
+
+def train_and_merge(folder: str, corpus: str) -> dict[str, float]:
+    """Return what `merge_and_compare` returns of experts, and differences of their biases to the base's."""
+    adapted = EXPERTS | ADAPTERS | {"lora_base": f"{folder}/base"}
+    trainings = {"base": EXPERTS | {"train_iters": 2}, "adapters": adapted | {"train_iters": 2}}
+    train_all(folder, corpus, trainings)
+    found = merge_and_compare(folder, EXPERTS)
+    base, *others = (
+        tensors_of(Path(folder, name), 2)["model/layers.1.mlp.router/bias"]
+        for name in ("base", "adapters", "merged")
+    )
+    apart = max(float((bias - base).abs().max()) for bias in others)
+    return found | {"bias": float(base.abs().max()), "bias apart": apart}
+
+
+@pytest.mark.slow
+def test_adapters_of_experts_are_merged_and_biases_stay(tmp_path) -> None:
+    corpus = str(write_corpus(tmp_path))
+    (found,) = run_ranks(train_and_merge, size=1, folder=str(tmp_path), corpus=corpus)
+    assert found["merged"] <= 1e-5
+    assert found["changed"] > 1e-3
+    assert found["bias"] > 0.004
+    assert found["bias apart"] == 0
+
+
 def resume_elsewhere(folder: str, corpus: str) -> dict[str, str]:
     """Return the message of each load that must be refused."""
     from neox_model.checkpoint.errors import CheckpointError
@@ -108,7 +164,7 @@ def resume_elsewhere(folder: str, corpus: str) -> dict[str, str]:
     return found
 
 
-def merge_and_compare(folder: str) -> dict[str, float]:
+def merge_and_compare(folder: str, settings: dict[str, Any] | None = None) -> dict[str, float]:
     """Merge the adapters; return the largest difference of logits, and what the adapters change, relative."""
     from functools import partial
 
@@ -126,7 +182,7 @@ def merge_and_compare(folder: str) -> dict[str, float]:
     logits = {}
     for name in ("base", "merged", "adapters"):
         adapted = ADAPTERS | {"lora_base": f"{folder}/base"} if name == "adapters" else {}
-        resolved = resolved_from(SMALL_TRAINING | {"precision": "fp32"} | adapted)
+        resolved = resolved_from(SMALL_TRAINING | {"precision": "fp32"} | (settings or {}) | adapted)
         tokenizer = load_tokenizer(resolved.config.tokenizer)
         model = build_model(resolved.model, resolved.run, ALONE, vocab_size=tokenizer.vocab_size).eval()
         recorded = recorded_values(

@@ -5,12 +5,14 @@ from math import prod
 from typing import Any
 
 import pytest
+import torch
 import transformers
 
 from neox_config.catalogue import PUBLISHED, find_model
+from neox_config.estimate.parameters import active_parameters, count_parameters
 from neox_model.convert.checkpoints import tensor_shapes
 from neox_model.convert.differences import differences
-from neox_model.convert.families import family_of_config
+from neox_model.convert.families import FAMILIES, family_of_config
 from neox_model.convert.reference import meta_model
 from support.tiers import slow_except
 
@@ -168,6 +170,66 @@ def opt(layers: int, width: int, heads: int) -> Config:
     }
 
 
+def gpt_oss(layers: int, experts: int) -> Config:
+    scaling = {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    }
+    others = {
+        "attention_bias": True,
+        "head_dim": 64,
+        "layer_types": ["sliding_attention", "full_attention"] * (layers // 2),
+        "num_experts_per_tok": 4,
+        "num_local_experts": experts,
+        "rope_scaling": scaling,
+        "rope_theta": 150000,
+        "sliding_window": 128,
+        "swiglu_limit": 7.0,
+    }
+    return llama((layers, 2880, 64, 8, 2880), 201088, 131072, model_type="gpt_oss", **others)
+
+
+def mixtral(*sizes: int, positions: int) -> Config:
+    experts = {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None}
+    return llama(sizes, 32000, positions, rope_theta=1000000.0, model_type="mixtral", **experts)
+
+
+def olmoe(*sizes: int) -> Config:
+    experts = {"num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": False, "clip_qkv": None}
+    return llama(sizes, 50304, 4096, 1e-5, model_type="olmoe", **experts)
+
+
+def qwen2_moe(*sizes: int) -> Config:
+    experts = {
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "norm_topk_prob": False,
+        "moe_intermediate_size": 1408,
+        "shared_expert_intermediate_size": 5632,
+        "decoder_sparse_step": 1,
+        "max_window_layers": 21,
+        "sliding_window": 32768,
+        "use_sliding_window": False,
+    }
+    return llama(sizes, 151936, 8192, 1e-6, rope_theta=1000000.0, model_type="qwen2_moe", **experts)
+
+
+def qwen3_moe(*sizes: int, width: int) -> Config:
+    experts = {
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "moe_intermediate_size": width,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+    return qwen3(*sizes) | experts | {"model_type": "qwen3_moe"}
+
+
 # What determines the architecture in the config.json that was published with the weights.
 CONFIG_JSON: Mapping[str, Config] = {
     "gpt-neox-20b": gpt_neox(44, 6144, 64, 50432, act="gelu_fast"),
@@ -229,15 +291,25 @@ CONFIG_JSON: Mapping[str, Config] = {
     "opt-6.7b": opt(32, 4096, 32),
     "opt-13b": opt(40, 5120, 40),
     "opt-30b": opt(48, 7168, 56),
+    "gpt-oss-20b": gpt_oss(24, 32),
+    "gpt-oss-120b": gpt_oss(36, 128),
+    "mixtral-8x7b-v0.1": mixtral(32, 4096, 32, 8, 14336, positions=32768),
+    "mixtral-8x22b-v0.1": mixtral(56, 6144, 48, 8, 16384, positions=65536),
+    "olmoe-1b-7b": olmoe(16, 2048, 16, 16, 1024),
+    "qwen1.5-moe-a2.7b": qwen2_moe(24, 2048, 16, 16, 5632),
+    "qwen3-30b-a3b": qwen3_moe(48, 2048, 32, 4, 6144, width=768),
+    "qwen3-235b-a22b": qwen3_moe(94, 4096, 64, 4, 12288, width=1536),
 }
+EXPERTS = tuple(name for name, published in PUBLISHED.items() if published.active is not None)
 # One of each class.
 BUILT = (
     *("pythia-160m", "gpt2-medium", "llama-3.2-1b", "mistral-7b-v0.1", "qwen2-0.5b", "qwen3-0.6b"),
     *("olmo-2-1b", "olmo-3-7b", "gemma-2-2b", "gemma-3-270m", "smollm3-3b", "phi-3-mini-4k", "opt-125m"),
+    "gpt-oss-20b",
 )
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if CONFIG_JSON[name]["model_type"] in FAMILIES])
 def test_a_model_has_the_architecture_of_its_config_json(name):
     config = CONFIG_JSON[name]
     theirs = family_of_config(config).read(config)
@@ -263,6 +335,15 @@ def test_a_difference_from_the_config_json_is_found():
     assert (found.value, found.theirs) == ("4095", "4094")
 
 
+@pytest.mark.parametrize(("name", "billions"), [("gpt-oss-20b", 3.6), ("gpt-oss-120b", 5.1)])
+def test_the_active_parameters_of_a_mixture_are_those_that_were_published(name, billions):
+    """Published without those of the embedding."""
+    model, published = find_model(name).resolved.model, PUBLISHED[name]
+    active = active_parameters(model, published.rows) - published.rows * model.width
+    assert round(active / 1e9, 1) == billions
+    assert sum(count_parameters(model, published.rows).values()) == published.parameters
+
+
 @pytest.mark.parametrize("name", slow_except(BUILT, "pythia-160m", "gpt2-medium", "gemma-3-270m"))
 def test_the_count_is_that_of_the_model_that_is_built_and_of_transformers(name):
     published, config = PUBLISHED[name], CONFIG_JSON[name]
@@ -272,3 +353,17 @@ def test_the_count_is_that_of_the_model_that_is_built_and_of_transformers(name):
     family = family_of_config(config)
     theirs = meta_model(transformers.AutoConfig.for_model(**config), family)
     assert sum(each.numel() for each in theirs.parameters()) == published.parameters
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_the_counts_of_a_model_with_experts_are_those_of_transformers(name):
+    published, config = PUBLISHED[name], CONFIG_JSON[name]
+    made = transformers.AutoConfig.for_model(**config)
+    with torch.device("meta"):
+        theirs = transformers.AutoModelForCausalLM.from_config(made)
+    sizes = {key: each.numel() for key, each in theirs.named_parameters()}
+    assert sum(sizes.values()) == published.parameters
+    number = config.get("num_experts", config.get("num_local_experts"))
+    of_experts = sum(size for key, size in sizes.items() if ".mlp.experts." in key)
+    unused = of_experts * (number - config["num_experts_per_tok"]) // number
+    assert published.parameters - unused == published.active

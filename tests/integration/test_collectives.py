@@ -64,6 +64,14 @@ ZERO: dict[str, dict[str, Any]] = {
 }
 # Sums of the squares of rows are joined, too.
 ROWS = {"optimizer": {"type": "Muon", "params": {"lr": 0.01, "row_beta": 0.9}}}
+# Two ranks that divide three experts have two and one.
+MOE: dict[str, Any] = {
+    "moe_num_experts": 3,
+    "moe_layers": [0, 2],
+    "moe_expert_width": 24,
+    "moe_shared_width": 8,
+}
+ZERO |= {f"ZeRO 3, experts, {kind}": ZERO[f"ZeRO 3, {kind}"] | MOE for kind in ("Adam", "Muon", "Lamb")}
 ZERO |= {f"{case}-rows": settings | ROWS for case, settings in ZERO.items() if case.endswith("Muon")}
 
 CASES: dict[str, dict[str, Any]] = {
@@ -83,6 +91,10 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "bf16, tensor, Muon": BASE | PRECISIONS["bf16"] | {"optimizer": {"type": "Muon", "params": {"lr": 0.01}}},
     "tensor, Muon-rows": BASE | ROWS,
+    "tensor, experts": BASE | MOE,
+    "sequence, experts, gated": BASE | LAYOUTS["sequence"] | LLAMA | MOE,
+    "tensor, experts, Muon-rows": BASE | MOE | ROWS,
+    "tensor, experts, Lamb": BASE | MOE | {"optimizer": {"type": "Lamb", "params": {"lr": 0.01}}},
     "tensor, gated, SM3": BASE | LLAMA | {"optimizer": {"type": "SM3", "params": {"lr": 0.01}}},
     "data": BASE | {"model_parallel_size": 1},
     "data, overlapped": BASE | {"model_parallel_size": 1, "zero_optimization": {"overlap_comm": True}},

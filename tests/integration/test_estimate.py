@@ -245,17 +245,28 @@ def test_stored_activations_of_fused_operators_equal_the_formula(monkeypatch, kv
         {},
         {"no_weight_tying": True, "pos_emb": "rpe", "activation": "geglu"},
         {"attention_config": ["gmlp", "amlp"], "num_layers": 2, "gmlp_attn_dim": 5},
+        {"moe_num_experts": 3, "activation": "swiglu", "moe_shared_width": 8, "moe_shared_gate": True},
+        {
+            "moe_num_experts": 3,
+            "activation": "swiglu",
+            "moe_shared_width": 8,
+            "lora_rank": 2,
+            "lora_base": "x",
+        },
     ],
 )
 def test_estimated_states_equal_those_that_an_optimizer_stores(kind, params, settings):
     optimizer = {"optimizer": {"type": kind, "params": {"lr": 0.1, **params}}}
+    is_refused = "moe_num_experts" in settings and kind in ("Adafactor", "SM3")
+    if is_refused or ("lora_rank" in settings and kind == "Muon"):
+        pytest.skip("refused by a rule")
     resolved = resolved_from({"make_vocab_size_divisible_by": 8} | settings | optimizer)
     model = build_model(resolved.model, resolved.run, SINGLE_PROCESS, vocab_size=VOCABULARY)
     built = build_optimizer(
         resolved.update.optimizer, resolved.run, model, model_group=SINGLE_RANK, data_group=SINGLE_RANK
     )
     for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
+        parameter.grad = torch.ones_like(parameter) if parameter.requires_grad else None
     built.step()
     stored = sum(
         value.numel()

@@ -139,8 +139,7 @@ def balance_on_every_rank(original: Any) -> Any:
     """Every tensor-parallel rank adds the whole gradient of the balancing losses."""
 
     def gradient(self: Any, *arguments: Any) -> Any:
-        found = original(self, *arguments)
-        return None if found is None else found * self.group.size
+        return [each if each is None else each * self.group.size for each in original(self, *arguments)]
 
     return gradient
 
@@ -270,18 +269,32 @@ FAULTS: dict[str, Fault] = {
     ),
     "a balance times the micro-batches": Fault(
         "ep=2,dp=2",
-        f"{_EXPERTS}.Router._gradient",
+        f"{_EXPERTS}.Router.balance_gradients",
         balance(accumulation=lambda number: 1),
         ("gradients",),
     ),
     "a balance times the tensor-parallel ranks": Fault(
-        "ep=2,dp=2,tp=2", f"{_EXPERTS}.Router._gradient", balance_on_every_rank, ("gradients",)
+        "ep=2,dp=2,tp=2", f"{_EXPERTS}.Router.balance_gradients", balance_on_every_rank, ("gradients",)
     ),
     "a z-loss left out": Fault(
-        "ep=2,dp=2", f"{_EXPERTS}.Router._gradient", balance(z_loss=lambda value: 0.0), ("gradients",)
+        "ep=2,dp=2", f"{_EXPERTS}.Router.balance_gradients", balance(z_loss=lambda value: 0.0), ("gradients",)
     ),
     "tokens counted in forward passes": Fault(
         "ep=2,dp=2", f"{_EXPERTS}.Router._choose", counts_twice, ("model states",), _RECOMPUTED
+    ),
+    "a batch balanced by the tokens of each rank": Fault(
+        "ep=2,dp=2",
+        f"{_EXPERTS}.router.all_reduce",
+        first_argument,
+        ("gradients",),
+        {"moe_balance_over": "batch"},
+    ),
+    "a batch balanced by tokens counted twice": Fault(
+        "ep=2,dp=2",
+        f"{_EXPERTS}.Router._choose",
+        counts_twice,
+        ("gradients",),
+        _RECOMPUTED | {"moe_balance_over": "batch"},
     ),
     "biases moved twice": Fault("ep=2,dp=2", f"{_EXPERTS}.Router.move_bias", moves_twice, ("model states",)),
     "biases not centred": Fault(

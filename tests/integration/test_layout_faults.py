@@ -182,6 +182,19 @@ def swaps_experts(original: Any) -> Any:
     return compute
 
 
+def adds_on_each_rank(original: Any) -> Any:
+    return lambda rows, places, bias, **share: original(rows, places, bias)
+
+
+def sums_a_bias_at_once_too(original: Any) -> Any:
+    def make(shape: Any, init: Any, group: Any, **options: Any) -> Any:
+        parameter = original(shape, init, group, **options)
+        parameter.register_hook(lambda gradient: all_reduce(gradient.clone(), group))
+        return parameter
+
+    return make
+
+
 def counts_own_tokens(original: Any) -> Any:
     """The biases of experts move by this rank's tokens alone."""
 
@@ -722,6 +735,20 @@ FAULTS: dict[str, Fault] = {
         (r"^gradients", _TWO, r"router"),
         _EXPERTS,
         is_quick=True,
+    ),
+    "the biases of experts added on each rank": Fault(
+        "tp=2",
+        "neox_model.layers.experts.blocks._biased",
+        adds_on_each_rank,
+        (r"^loss",),
+        _EXPERTS | {"use_bias_in_experts": True},
+    ),
+    "the gradient of biases of experts summed twice": Fault(
+        "tp=2",
+        "neox_model.layers.experts.blocks.partial_parameter",
+        sums_a_bias_at_once_too,
+        (r"^gradients", _TWO, r"down_bias"),
+        _EXPERTS | {"use_bias_in_experts": True},
     ),
     "two experts exchanged on a rank": Fault(
         "tp=2",

@@ -64,6 +64,7 @@ def drawn(number: int) -> dict[str, Any]:
     settings["moe_shared_gate"] = bool(settings["moe_shared_width"]) and draw.random() < 0.5
     if not is_sinkhorn:
         settings |= {"moe_balance_loss": draw.choice([0.0, 0.1]), "moe_expert_bias": draw.random() < 0.5}
+        settings["moe_balance_over"] = draw.choice(["sequence", "micro_batch", "batch"])
     return settings
 
 

@@ -37,6 +37,7 @@ DOCUMENTS = sorted(
 # Documents whose unmarked blocks tests/integration/test_documents_run.py runs.
 RUN = (
     "docs/add-an-architecture.md",
+    "docs/experts.md",
     "docs/finetuning.md",
     "docs/from-gpt-neox.md",
     "docs/huggingface.md",

@@ -28,6 +28,16 @@ SMALL = {
     "vocab_size": ENTRIES,
 }
 """Settings of the smallest model."""
+_FEW: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 4},
+    "qwen2_moe": {
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12,
+        "shared_expert_intermediate_size": 8, "sliding_window": 0,
+    },
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
+}  # fmt: skip
 _GPT2 = {"n_embd": 16, "n_head": 2, "n_layer": 1, "n_positions": 16, "vocab_size": ENTRIES}
 
 
@@ -78,9 +88,10 @@ def plain_settings(family: str) -> dict[str, Any]:
         return {name: value for name, value in SMALL.items() if name != "intermediate_size"} | {"ffn_dim": 20}
     settings = {**SMALL, "num_key_value_heads": 2}
     # These classes compute nothing with a cache if they have no window.
-    listed = {"layer_types": ["full_attention"]} if family in ("olmo3", "gemma2", "gemma3_text") else {}
-    settings |= listed or {"sliding_window": None}
-    return settings | ({"head_dim": 8} if family in ("qwen3", "gemma2", "gemma3_text") else {})
+    with_types = ("olmo3", "gemma2", "gemma3_text", "gpt_oss")
+    settings |= {"layer_types": ["full_attention"]} if family in with_types else {"sliding_window": None}
+    settings |= {"head_dim": 8} if family in ("qwen3", "gemma2", "gemma3_text", "gpt_oss") else {}
+    return settings | _FEW.get(family, {})
 
 
 def random_settings(family: str, seed: int) -> dict[str, Any]:
@@ -206,6 +217,63 @@ def _phi3(draw: random.Random, settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _experts(draw: random.Random, name: str = "num_experts") -> dict[str, Any]:
+    number = draw.choice([2, 3, 5, 8])
+    return {name: number, "num_experts_per_tok": draw.randint(1, min(4, number))}
+
+
+def _mixtral(draw: random.Random, settings: dict[str, Any]) -> dict[str, Any]:
+    return {"sliding_window": draw.choice([None, 5, 8]), **_experts(draw, "num_local_experts")}
+
+
+def _olmoe(draw: random.Random, settings: dict[str, Any]) -> dict[str, Any]:
+    del settings["head_dim"]  # The class has no other.
+    return {**_bias(draw, settings), **_experts(draw), "norm_topk_prob": draw.random() < 0.5}
+
+
+def _some_layers(draw: random.Random, settings: dict[str, Any]) -> dict[str, Any]:
+    layers = settings["num_hidden_layers"]
+    return {
+        **_experts(draw),
+        "norm_topk_prob": draw.random() < 0.5,
+        "moe_intermediate_size": draw.choice([8, 13, 24]),
+        # At least one layer has experts.
+        "decoder_sparse_step": draw.choice([1, min(2, layers)]),
+        "mlp_only_layers": draw.choice([None, [], [0] if layers == 3 else []]),
+    }
+
+
+def _qwen2_moe(draw: random.Random, settings: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **_some_layers(draw, settings),
+        **_chosen_windows(draw, settings),
+        "max_window_layers": draw.choice([1, 2]),
+        "qkv_bias": draw.random() < 0.7,
+        "shared_expert_intermediate_size": draw.choice([6, 20]),
+    }
+
+
+def _qwen3_moe(draw: random.Random, settings: dict[str, Any]) -> dict[str, Any]:
+    window = draw.choice([{}, {"use_sliding_window": True, "sliding_window": 6}])
+    return {**_some_layers(draw, settings), **window, **_bias(draw, settings)}
+
+
+def _gpt_oss(draw: random.Random, settings: dict[str, Any]) -> dict[str, Any]:
+    del settings["hidden_act"]  # The class has one.
+    rope = settings["rope_parameters"]
+    yarn = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 8}
+    number = draw.choice([2, 5, 8])
+    return {
+        "rope_parameters": draw.choice([rope, {"rope_theta": rope["rope_theta"], **yarn}]),
+        "num_local_experts": number,
+        "num_experts_per_tok": draw.randint(1, min(4, number)),
+        "swiglu_limit": draw.choice([7.0, 0.7]),
+        "swiglu_alpha": draw.choice([1.702, 1.0]),
+        "attention_bias": draw.random() < 0.7,
+        **_listed_windows(draw, settings),
+    }
+
+
 _OWN: dict[str, Callable[[random.Random, dict[str, Any]], dict[str, Any]]] = {
     "llama": _biases,
     "mistral": lambda draw, settings: {"sliding_window": draw.choice([None, 5, 8])},
@@ -217,6 +285,11 @@ _OWN: dict[str, Callable[[random.Random, dict[str, Any]], dict[str, Any]]] = {
     "gemma3_text": lambda draw, settings: _gemma(draw, settings) | _rotary_by_type(draw, settings),
     "smollm3": _smollm3,
     "phi3": _phi3,
+    "mixtral": _mixtral,
+    "qwen2_moe": _qwen2_moe,
+    "qwen3_moe": _qwen3_moe,
+    "olmoe": _olmoe,
+    "gpt_oss": _gpt_oss,
 }
 """What a class has in addition to Llama's options."""
 

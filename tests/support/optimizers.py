@@ -88,6 +88,8 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
         "cautious_decay": True,
         "adam_lr": 0.005,
     },
+    "Muon, rows, experts": {"scale": "match_rms_adamw", "row_beta": 0.9, "cautious_decay": True},
+    "Lamb, experts": {},
     "madgrad_wd": {"momentum": 0.8},
     "Adadelta": {"rho": 0.8},
     "Adafactor": {},
@@ -105,7 +107,20 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "SGD, momentum": {"momentum": 0.9, "nesterov": True},
     "SGD, fused": {"momentum": 0.9, "dampening": 0.5, "fused": True},
 }
-"""A label, whose first word is the optimizer's name, and arguments besides the learning rate."""
+"""A label, and arguments besides the learning rate.
+
+The first word is the optimizer's name; if the last is `experts`, the model has some.
+"""
+
+# Three experts: two ranks that divide them have two and one.
+_EXPERTS: dict[str, Any] = {
+    "moe_num_experts": 3,
+    "moe_top_k": 2,
+    "moe_router_type": "topk",
+    "moe_layers": [1],
+    "activation": "swiglu",
+    "moe_expert_width": 12,
+}
 
 LAYOUTS: dict[str, Layout] = {
     "one process": Layout(1, {}),
@@ -223,6 +238,7 @@ class Cell:
             "save": "checkpoints",
             "save_interval": 100,
             "seed": seed,
+            **(_EXPERTS if self.optimizer.endswith("experts") else {}),
             **self._layout.settings,
             **_precision_settings(self.precision, self.layout),
         }

@@ -19,6 +19,7 @@ from neox_model.assembly.operators import choose_operators
 from neox_model.initialization import initialize_parameters
 from neox_model.layers import norms
 from neox_model.layers.attention import DenseCore, SoftmaxCore
+from neox_model.layers.experts import ExpertBlocks, grouped_product, looped_product
 from neox_model.layers.lm_head import LMLoss
 from neox_model.layers.residual_layer import add_dropped
 from neox_model.parallel.groups import SINGLE_PROCESS, SINGLE_RANK, Group, Groups
@@ -455,6 +456,20 @@ def test_clamped_gates_use_pytorchs_operators_and_say_why(calls, caplog, fusion)
     assert loss != loss_and_gradients(model_of({"activation": "swiglu"}))[0]
     for given, wanted in zip(gradients, expected, strict=True):
         torch.testing.assert_close(given, wanted, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rank", "experts", "adapters"),
+    [(4, grouped_product, grouped_product), (6, grouped_product, looped_product), (0, grouped_product, None)],
+)
+def test_a_rank_that_is_no_multiple_of_16_bytes_takes_the_loop_and_says_why(caplog, rank, experts, adapters):
+    settings = {"moe_num_experts": 3, "moe_expert_width": 16, "lora_rank": rank}
+    with caplog.at_level("INFO"):
+        model = model_of(settings | ({"lora_base": "unread"} if rank else {}))
+    blocks = next(module for module in model.modules() if isinstance(module, ExpertBlocks))
+    assert blocks.product is experts
+    assert {each.product for each in blocks.adapters.values()} == ({adapters} if rank else set())
+    assert ("set multiples of 4" in caplog.text) == (adapters is looped_product)
 
 
 def test_a_gated_product_is_computed_again_under_autocast():

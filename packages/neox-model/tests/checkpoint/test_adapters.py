@@ -3,6 +3,7 @@
 import hashlib
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,11 +14,14 @@ from neox_model.checkpoint.adapters import Adapters, merge_adapters
 from neox_model.checkpoint.base import load_base
 from neox_model.checkpoint.contents import Layout, Manifest
 from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError
+from neox_model.convert.errors import ConversionError
+from neox_model.convert.lora.exported import Exported
 from neox_model.inspection.cli import main
 from neox_model.parallel.groups import SINGLE_PROCESS
 from support.adapter_files import write_adapters
 from support.checkpoint_edits import edit_manifest, edit_tensors, write_tensors
 from support.refusals import refused, shows
+from support.trainings import tensors_of
 
 QKV, DENSE = "layers.0.attention.qkv", "layers.0.attention.dense"
 
@@ -53,6 +57,47 @@ def test_what_is_recorded_is_merged(adapters, tmp_path):
     assert Manifest.read(merged).weight_names == {f"{QKV}.weight", f"{DENSE}.weight", "norm.weight"}
     found = Adapters(adapters)
     assert (found.section.lora_rank, found.section.lora_alpha, found.scale) == (3, 7.0, 7 / 3)
+
+
+UP = "layers.0.mlp.experts.up"
+
+
+@pytest.mark.parametrize(("width", "names"), [(5, ["layers.0.mlp.experts.adapters.up.b"]), (4, [])])
+def test_products_of_experts_are_added_to_their_matrices_and_not_exported(tmp_path, width, names):
+    """The base's states of the model stay, and the averages of its weights do not."""
+    weights = {"base": {UP: torch.ones(3, 2, 4)}, "adapters": {}}
+    weights["base"] |= {
+        f"model/{UP}/ema": torch.ones(3, 2, 4),
+        "model/layers.0.mlp.router/bias": torch.ones(3),
+    }
+    a, b = torch.randn(3, 2, 1), torch.randn(3, 1, width)
+    weights["adapters"] = {
+        f"layers.0.mlp.experts.adapters.up.{name}": each for name, each in (("a", a), ("b", b))
+    }
+    layout, config = Layout(data=1, model=1, pipe=1), {}
+    for name, tensors in weights.items():
+        folder = tmp_path / name / "global_step0"
+        folder.mkdir(parents=True)
+        records, size = write_tensors(folder / "shard.safetensors", tensors)
+        files = {"shard.safetensors": size}
+        manifest = Manifest(iteration=0, layout=layout, config=config, tensors=records, files=files)
+        (folder / MANIFEST).write_text(manifest.to_json())
+        digest = hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
+        base = {"folder": str(folder.parent), "iteration": 0, "manifest_sha256": digest}
+        kinds = {"lora_rank": 1, "lora_alpha": 2.0, "lora_dropout": 0.0, "lora_target_modules": ["up", "qkv"]}
+        config = kinds | {"base": base}
+    if names:
+        assert names[0] in refusal(folder, tmp_path / "merged")
+        return
+    merged = merge_adapters(folder, tmp_path / "merged")
+    assert set(Manifest.read(merged).tensors) == {UP, "model/layers.0.mlp.router/bias"}
+    found = tensors_of(tmp_path / "merged", 0)
+    expected = 1 + 2 * torch.einsum("eir,ero->eio", a, b)
+    torch.testing.assert_close(found[UP], expected.double(), rtol=1e-6, atol=1e-6)
+    assert (found["model/layers.0.mlp.router/bias"] == 1).all()
+    stored = SimpleNamespace(folder=tmp_path / "base", shapes={UP: (3, 2, 4)})
+    with pytest.raises(ConversionError, match=UP):
+        Exported(Adapters(folder), stored, None, [])
 
 
 @pytest.mark.parametrize(

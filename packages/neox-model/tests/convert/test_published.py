@@ -60,7 +60,25 @@ SMOLLM3 = {
     "max_position_embeddings": 65536, "use_sliding_window": False, "sliding_window": None,
     "max_window_layers": 28,
 }  # fmt: skip
+GPT_OSS = {
+    **sizes(24, 2880, 64, 8, 2880), "model_type": "gpt_oss", "head_dim": 64, "num_local_experts": 32,
+    "num_experts_per_tok": 4, "experts_per_token": 4, "initial_context_length": 4096, "sliding_window": 128,
+    "max_position_embeddings": 131072, "rope_theta": 150000, "swiglu_limit": 7.0, "attention_bias": True,
+    "router_aux_loss_coef": 0.9, "rms_norm_eps": 1e-05, "hidden_act": "silu", "rope_scaling": {
+        "rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "beta_fast": 32.0,
+        "beta_slow": 1.0, "truncate": False,
+    },
+}  # fmt: skip
 PUBLISHED = {
+    "gpt-oss": (
+        GPT_OSS,
+        {"layers.channel.limit": 7.0, "layers.channel.alpha": 1.702, "layers.channel.chosen": 4,
+         "layers.mixer.qkv_bias": True, "layers.mixer.sinks": True},
+    ),
+    "gpt-oss, the class's rotary embedding and windows": (
+        {name: value for name, value in GPT_OSS.items() if name not in ("rope_scaling", "sliding_window")},
+        {"layers.mixer.position.base": 150000.0},
+    ),
     "Gemma 2": (GEMMA2, {"layers.mixer.softcap": 50.0, "head.softcap": 30.0, "layers.mixer.scale": None}),
     "Gemma 2, 27B": (
         GEMMA2 | {"head_dim": 128, "query_pre_attn_scalar": 144},
@@ -128,6 +146,10 @@ def kinds_of(name):
 
 
 def test_layers_have_the_positions_of_their_kind():
+    scaled, plain = (FAMILIES["gpt_oss"].read(PUBLISHED[name][0]) for name in list(PUBLISHED)[:2])
+    assert scaled == plain
+    assert [each.mixer.pattern is not None for each in plain.layers] == [True, False] * 12
+    assert dict(plain.layers[0].mixer.position.scaling)["truncate"] is False
     for name, every in (("Gemma 3, scaled", 6), ("OLMo 3", 4)):
         for index, (slides, position) in enumerate(kinds_of(name), 1):
             assert slides == (index % every != 0), name

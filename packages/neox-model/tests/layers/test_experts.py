@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from neox_config.estimate import flops_per_token
 from neox_config.estimate.parameters import active_parameters, count_parameters
 from neox_model.assembly.model import build_model
 from neox_model.initialization import build_init_method, initialize_parameters
+from neox_model.layers.activations import clamped_swiglu
 from neox_model.layers.experts import (
     Balance,
     ExpertBlocks,
@@ -56,21 +58,44 @@ def experts(
     return layer
 
 
-def formula(layer: Experts, hidden_SBD: Tensor, scores: Any, *, chosen: int, normalized: bool) -> Tensor:
+def plain_swiglu(up: Tensor, gate: Tensor) -> Tensor:
+    return up * functional.silu(gate)
+
+
+def clamped(up: Tensor, gate: Tensor) -> Tensor:
+    """As in gpt-oss, with limits that some values reach."""
+    gate, up = gate.clamp(max=0.5), up.clamp(-0.5, 0.5)
+    return (up + 1.0) * gate * torch.sigmoid(1.7 * gate)
+
+
+def formula(
+    layer: Experts,
+    hidden_SBD: Tensor,
+    scores: Any,
+    *,
+    chosen: int,
+    normalized: bool,
+    gated: Any = plain_swiglu,
+) -> Tensor:
     """Each token by itself, with all experts, of which those that are not chosen have the weight 0."""
-    rows = []
+    rows, blocks, bias = [], layer.experts, layer.router.logits_bias
+    names = ("up_bias", "gate_bias", "down_bias")
+    biases = {name: 0.0 if (each := getattr(blocks, name)) is None else each for name in names}
     for token in hidden_SBD.reshape(-1, WIDTH):
-        probabilities = scores(layer.router.weight @ token)
+        logits = layer.router.weight @ token
+        probabilities = scores(logits if bias is None else logits + bias)
         weights = torch.zeros(NUMBER, dtype=token.dtype)
         best = probabilities.topk(chosen).indices
         weights[best] = probabilities[best]
         weights = weights / weights.sum() if normalized else weights
-        wide = torch.einsum("d,edf->ef", token, layer.experts.up)
-        if layer.experts.gate is None:
+        wide = torch.einsum("d,edf->ef", token, blocks.up) + biases["up_bias"]
+        if blocks.gate is None:
             wide = functional.gelu(wide)
         else:
-            wide = wide * functional.silu(torch.einsum("d,edf->ef", token, layer.experts.gate))
-        rows.append(torch.einsum("e,ef,efd->d", weights, wide, layer.experts.down))
+            gate = torch.einsum("d,edf->ef", token, blocks.gate) + biases["gate_bias"]
+            wide = gated(wide, gate)
+        outputs = torch.einsum("ef,efd->ed", wide, blocks.down) + biases["down_bias"]
+        rows.append(weights @ outputs)
     return torch.stack(rows).view_as(hidden_SBD)
 
 
@@ -94,6 +119,118 @@ def test_a_layer_is_its_formula(*, chosen: int, scores: str, is_gated: bool, nor
         found[name] = [output, inputs.grad, *(each.grad.clone() for each in layer.parameters())]
     for ours, theirs in zip(found["layer"], found["formula"], strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_a_layer_with_biases_and_limits_is_its_formula(*, is_gated: bool) -> None:
+    """Also the gradients: those of an expert without tokens are 0, and not None."""
+    router = {"normalized": True, "has_logits_bias": True}
+    limits = partial(clamped_swiglu, limit=0.5, alpha=1.7, up_offset=1.0)
+    layer = experts(router=router, bias=True, is_gated=is_gated, gated=limits)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in layer.named_parameters():
+            if "bias" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator))
+        layer.router.logits_bias[1] = -50.0
+    softmax, found = partial(torch.softmax, dim=-1), []
+    for compute in (
+        lambda inputs: layer(inputs)[0],
+        lambda inputs: formula(layer, inputs, softmax, chosen=2, normalized=True, gated=clamped),
+    ):
+        layer.zero_grad()
+        inputs = hidden().requires_grad_()
+        output = compute(inputs)
+        output.square().sum().backward()
+        found.append([output, inputs.grad, *(each.grad.clone() for each in layer.parameters())])
+    names = [name for name, _ in layer.named_parameters()]
+    assert {"router.logits_bias", "experts.up_bias", "experts.down_bias"} <= set(names)
+    for name, ours, theirs in zip(["output", "inputs", *names], *found, strict=True):
+        torch.testing.assert_close(ours, theirs, msg=lambda text, name=name: f"{name}: {text}")
+    for name, ours in zip(names, found[0][2:], strict=True):
+        if name.startswith("experts"):
+            assert not ours[1].any()
+            assert ours[0].any()
+
+
+@pytest.mark.parametrize("family", ["V3", "V2"])
+def test_groups_of_experts_compete_as_in_deepseek(family: str) -> None:
+    """Against transformers' routers; of a third group score, or of a factor too early, others are chosen."""
+    import transformers
+
+    sizes = {"hidden_size": WIDTH, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2}
+    own = {
+        "V3": {"n_routed_experts": 12, "norm_topk_prob": True, "routed_scaling_factor": 2.5},
+        "V2": {"n_routed_experts": 12, "topk_method": "group_limited_greedy", "routed_scaling_factor": 16.0},
+    }[family]
+    module = f"transformers.models.deepseek_{family.lower()}.modeling_deepseek_{family.lower()}"
+    config = getattr(transformers, f"Deepseek{family}Config")(**sizes, **own)
+    theirs = resolve_name(f"{module}:Deepseek{family}TopkRouter")(config)
+    is_v3 = family == "V3"
+    ours = Router(
+        WIDTH,
+        12,
+        chosen=3,
+        scores="sigmoid" if is_v3 else "softmax",
+        normalized=is_v3,
+        scale=2.5 if is_v3 else 16.0,
+        groups=4,
+        top_groups=2,
+        has_bias=is_v3,
+        init=NORMAL,
+    )
+    initialize_parameters(ours, seed=1)
+    with torch.no_grad():
+        theirs.weight.copy_(ours.weight)
+        if is_v3:
+            ours.bias.copy_(0.3 * torch.randn(12, generator=torch.Generator().manual_seed(5)))
+            theirs.e_score_correction_bias.copy_(ours.bias)
+        inputs = torch.randn(50, 4, WIDTH, generator=torch.Generator().manual_seed(6))
+        weights, chosen, counts = ours(inputs)
+        _, their_weights, their_chosen = theirs(inputs)
+    (order, mine) = their_chosen.argsort(), chosen.argsort()
+    assert torch.equal(chosen.gather(1, mine), their_chosen.gather(1, order))
+    torch.testing.assert_close(weights.gather(1, mine), their_weights.gather(1, order), rtol=1e-6, atol=0)
+    assert int(counts.sum()) == 50 * 4 * 3
+    groups = (chosen // 3).sort(dim=1).values
+    assert ((groups[:, 1:] != groups[:, :-1]).sum(dim=1) < 2).all()
+    # The faults: the score of the other class, and no groups at all.
+    for fault in ({"summed": 1 if is_v3 else 2}, {"groups": 1}):
+        before = {name: getattr(ours, name) for name in fault}
+        vars(ours).update(fault)
+        assert not torch.equal(ours(inputs)[1].sort(dim=1).values, chosen.sort(dim=1).values)
+        vars(ours).update(before)
+
+
+def test_experts_of_other_groups_are_never_chosen_with_negative_scores() -> None:
+    """Biases below all scores, with which experts that count as 0 would be chosen."""
+    router = Router(WIDTH, 8, chosen=4, scores="sigmoid", groups=4, top_groups=2, has_bias=True, init=NORMAL)
+    initialize_parameters(router, seed=1)
+    router.bias.fill_(-3.0)
+    chosen = router(hidden(torch.float32))[1]
+    assert (chosen // 2).sort(dim=1).values[:, ::2].diff(dim=1).ne(0).all()
+    assert torch.equal((chosen // 2).sort(dim=1).values[:, ::2], (chosen // 2).sort(dim=1).values[:, 1::2])
+
+
+@pytest.mark.parametrize("size", [1.0, 10.0, 60.0])
+def test_the_softmax_of_the_largest_logits_is_that_of_all_normalized(size: float) -> None:
+    """As gpt-oss has it, in float32: no more than some units in the last place apart."""
+    router = Router(WIDTH, 32, chosen=4, normalized=True, has_logits_bias=True, init=NORMAL)
+    initialize_parameters(router, seed=1)
+    with torch.no_grad():
+        router.logits_bias.normal_(generator=torch.Generator().manual_seed(2))
+        inputs = size * torch.randn(100, 3, WIDTH, generator=torch.Generator().manual_seed(7))
+        weights, chosen, _ = router(inputs)
+        logits = functional.linear(inputs, router.weight, router.logits_bias).flatten(0, 1)
+        largest, expected = logits.topk(4)
+    theirs, exact = largest.softmax(dim=-1), largest.double().softmax(dim=-1)
+    # What has no normal float32 number is no weight in either.
+    counts = exact > torch.finfo(torch.float32).tiny
+    assert torch.equal(chosen[counts], expected[counts])
+    errors = [float((each / exact - 1)[counts].abs().max()) for each in (weights, theirs)]
+    assert errors[0] <= 4 * errors[1]
+    assert float((weights - exact).abs().max()) < 1e-6
 
 
 def test_the_shared_expert_is_added_times_its_gate() -> None:
@@ -504,8 +641,12 @@ def test_logits_are_those_of_transformers(family: str) -> None:
     assert error <= 1e-5
 
 
-def test_estimates_count_the_parameters_of_experts_and_those_that_are_used() -> None:
-    settings = {
+@pytest.mark.parametrize("has_biases", [False, True])
+@pytest.mark.parametrize("adapters", [{}, {"lora_rank": 3, "lora_base": "x"}])
+def test_estimates_count_the_parameters_of_experts_and_those_that_are_used(
+    adapters: dict[str, Any], *, has_biases: bool
+) -> None:
+    settings = adapters | {
         "moe_num_experts": 5,
         "moe_top_k": 2,
         "moe_layers": [0, 2],
@@ -513,12 +654,15 @@ def test_estimates_count_the_parameters_of_experts_and_those_that_are_used() -> 
         "moe_shared_width": 8,
         "moe_shared_gate": True,
         "activation": "swiglu",
+        "use_bias_in_experts": has_biases,
+        "moe_router_bias": has_biases,
     }
     spec, run = specs_from(settings)
     model = build_model(spec, run, SINGLE_PROCESS, vocab_size=11)
     total = sum(parameter.numel() for parameter in model.parameters())
     assert sum(count_parameters(spec, 11).values()) == total
-    unused = 2 * 3 * 3 * 16 * 24
+    of_adapters = 3 * (16 + 24) if adapters else 0
+    unused = 2 * 3 * (3 * (16 * 24 + of_adapters) + has_biases * (2 * 16 + 24))
     assert active_parameters(spec, 11) == total - unused
     more = specs_from(settings | {"moe_num_experts": 9})[0]
     operations = [flops_per_token(each, entries=11, length=12) for each in (spec, more)]

@@ -219,3 +219,37 @@ def test_the_schedule_changes_both_learning_rates():
     optimizer.step()
     # The first step of Adam is the sign of the gradient.
     torch.testing.assert_close(parameter.detach(), weight - 0.01 * gradient.sign(), rtol=1e-5, atol=1e-7)
+
+
+NUMBER, INPUTS, OUTPUTS = 3, 6, 4
+
+
+@pytest.mark.parametrize("shape", [(NUMBER, INPUTS, OUTPUTS), (NUMBER, OUTPUTS, INPUTS)])
+@pytest.mark.parametrize("options", [{}, *OPTIONS])
+def test_each_matrix_of_a_stack_is_updated_as_by_itself(shape, options):
+    """A matrix of a stack is stored as [inputs, outputs], other weights as [outputs, inputs]."""
+    weight, *gradients = (matrix.double() for matrix in matrices(shape))
+    options = {"lr": 0.1, "decay": 0.3, "is_matrix": True, "iteration_dtype": torch.float64, **options}
+    found = trained(weight, gradients, **options)
+    alone = [
+        trained(one.t().contiguous(), [each.t().contiguous() for each in several], **options).t()
+        for one, *several in zip(weight, *gradients, strict=True)
+    ]
+    torch.testing.assert_close(found, torch.stack(alone), rtol=1e-10, atol=1e-11)
+    # What all in one matrix, or the scale and the rows of the transposed shape, would give.
+    together = trained(weight.flatten(0, 1), [each.flatten(0, 1) for each in gradients], **options)
+    transposed = [
+        trained(one, list(several), **options) for one, *several in zip(weight, *gradients, strict=True)
+    ]
+    assert float((found.flatten(0, 1) - together).abs().max()) > 1e-2
+    is_symmetric = options.get("scale") == "match_rms_adamw" and "row_beta" not in options
+    assert is_symmetric == torch.allclose(found, torch.stack(transposed))
+
+
+def test_an_expert_without_gradients_is_only_decayed():
+    weight, gradient = (matrix.double() for matrix in matrices((NUMBER, INPUTS, OUTPUTS), 2))
+    gradient[1] = 0
+    options = {"lr": 0.1, "decay": 0.3, "is_matrix": True, "row_beta": 0.9, "iteration_dtype": torch.float64}
+    found = trained(weight, [gradient], **options)
+    torch.testing.assert_close(found[1], weight[1] * (1 - 0.1 * 0.3), rtol=0, atol=1e-9)
+    assert float((found[0] - weight[0]).abs().max()) > 1e-2

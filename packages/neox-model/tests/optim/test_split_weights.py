@@ -26,9 +26,11 @@ from support.distributed import run_ranks
 WEIGHTS = (
     *(((5, 4), 0), ((4, 6), 0), ((3, 8), 1), ((2, 2), 0), ((6,), 0), ((3,), None), ((3, 5), None)),
     ((16, 5), 0),
+    # As matrices of experts: with four ranks, one has none.
+    *(((3, 4, 6), 2), ((3, 6, 4), 1)),
 )
 # Those that Muon makes orthogonal. As the vocabulary, which is not one of them, only the first has padding.
-MATRICES = (1, 2, 3, 6, 7)
+MATRICES = (1, 2, 3, 6, 7, 8, 9)
 # Two groups of two queries, a key and a value, of width 2.
 BLOCKS = {7: RowBlocks((2, 1, 1), 2)}
 MUON = {"row_beta": 0.9, "cautious_decay": True, "scale": "match_rms_adamw"}

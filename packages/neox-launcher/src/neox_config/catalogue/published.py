@@ -21,12 +21,19 @@ class Published:
         rows: rows of the token embedding, including padding.
         parameters: number of parameters; tied weights count once.
         licence: licence of the weights; an SPDX identifier where there is one.
+        active: number of parameters that a token uses; None: all of them.
     """
 
     family: str
     rows: int
     parameters: int
     licence: str
+    active: int | None = None
+
+    @property
+    def used(self) -> int:
+        """Number of parameters that a token uses."""
+        return self.parameters if self.active is None else self.active
 
 
 _APACHE = "Apache-2.0"
@@ -90,5 +97,13 @@ PUBLISHED: Mapping[str, Published] = {
     "opt-6.7b": Published("OPT", 50272, 6_658_473_984, "OPT"),
     "opt-13b": Published("OPT", 50272, 12_853_473_280, "OPT"),
     "opt-30b": Published("OPT", 50272, 29_974_540_288, "OPT"),
+    "gpt-oss-20b": Published("gpt-oss", 201088, 20_914_757_184, _APACHE),
+    "gpt-oss-120b": Published("gpt-oss", 201088, 116_829_156_672, _APACHE),
+    "mixtral-8x7b-v0.1": Published("Mixtral", 32000, 46_702_792_704, _APACHE, 12_879_925_248),
+    "mixtral-8x22b-v0.1": Published("Mixtral", 32000, 140_620_634_112, _APACHE, 39_152_031_744),
+    "olmoe-1b-7b": Published("OLMoE", 50304, 6_919_161_856, _APACHE, 1_282_017_280),
+    "qwen1.5-moe-a2.7b": Published("Qwen1.5 MoE", 151936, 14_315_784_192, "Tongyi Qianwen", 2_689_173_504),
+    "qwen3-30b-a3b": Published("Qwen3 MoE", 151936, 30_532_122_624, _APACHE, 3_353_032_704),
+    "qwen3-235b-a22b": Published("Qwen3 MoE", 151936, 235_093_634_560, _APACHE, 22_190_763_520),
 }
 """By name, which is that of the file of the architecture."""

@@ -22,6 +22,7 @@ Row = tuple[str, str, str]
 _NAME_AND_NOTE = (0, 2)
 # Part, operation and group.
 _TEXT_COLUMNS = (0, 1, 2)
+_EXPERTS_COLUMN = 3
 
 
 def render_estimate(result: Estimate, *, device_memory: int | None, vocabulary_origin: str = "") -> str:
@@ -83,13 +84,18 @@ def render_suggestions(
             "use more devices, add zero_optimization.offload_optimizer, "
             "or set --samples to a multiple of the number of devices"
         )
-    names = ("model", "pipe", "data", "zero", "micro-batch", "accumulation", "recomputed", "memory", "time")
-    lines = [(*names, "tokens/s")] + [_suggestion_cells(one, samples * seq_length) for one in found]
+    names = ("model", "pipe", "data", "experts", "zero", "micro-batch", "accumulation", "recomputed")
+    lines = [(*names, "memory", "time", "tokens/s")] + [
+        _suggestion_cells(one, samples * seq_length) for one in found
+    ]
+    if all(one.setup.run.layout.experts == 1 for one in found):
+        lines = [line[:_EXPERTS_COLUMN] + line[_EXPERTS_COLUMN + 1 :] for line in lines]
     best = found[0].setup
     layout, batch = best.run.layout, best.run.batch
     settings = [
         f"pipe-parallel-size: {layout.stages if layout.stages > 1 else 0}",
         f"model-parallel-size: {layout.tensor}",
+        *([f"expert-parallel-size: {layout.experts}"] if layout.experts > 1 else []),
         f"zero_optimization: {{stage: {layout.zero}}}",
         f"train-micro-batch-size-per-gpu: {batch.micro}",
         f"gradient-accumulation-steps: {batch.accumulation}",
@@ -113,6 +119,7 @@ def _suggestion_cells(one: Suggestion, tokens: int) -> tuple[str, ...]:
         str(layout.tensor),
         str(layout.stages if layout.stages > 1 else 0),
         str(layout.data),
+        str(layout.experts),
         str(layout.zero),
         str(batch.micro),
         str(batch.accumulation),
@@ -126,8 +133,9 @@ def _suggestion_cells(one: Suggestion, tokens: int) -> tuple[str, ...]:
 def _layout_rows(result: Estimate) -> list[Row]:
     layout, batch = result.setup.run.layout, result.setup.run.batch
     split = f"model {layout.tensor} x pipe {layout.stages} x data {layout.data}"
+    experts = f", experts on {layout.experts}" if layout.experts > 1 else ""
     return [
-        ("devices", f"{result.setup.devices:,}", f"{split}, ZeRO stage {layout.zero}"),
+        ("devices", f"{result.setup.devices:,}", f"{split}{experts}, ZeRO stage {layout.zero}"),
         (
             "samples per iteration",
             f"{result.setup.samples:,}",
@@ -197,12 +205,15 @@ def _work_rows(result: Estimate) -> list[Row]:
 
 def _communication_rows(result: Estimate) -> list[Row]:
     sent = result.communication
-    return [
+    rows = [
         ("sent per device", "", "per iteration"),
         ("  data parallel", _size(sent.data), ""),
         ("  model parallel", _size(sent.model), ""),
         ("  pipeline", _size(sent.pipe), ""),
     ]
+    if result.setup.run.layout.experts > 1:
+        rows.append(("  experts", _size(sent.experts), "rows of tokens, to their experts and back"))
+    return rows
 
 
 def fits(result: Estimate, device_memory: int) -> bool:

@@ -7,8 +7,11 @@ from neox_config.describe.tables import table
 
 __all__ = ["render_model", "render_models"]
 
-_COLUMNS = ("name", "family", "parameters", "layers", "width", "heads", "positions", "rows", "licence")
-_TEXTS = (0, 1, 8)
+_COLUMNS = (
+    *("name", "family", "parameters", "active"),
+    *("layers", "width", "heads", "positions", "rows", "licence"),
+)
+_TEXTS = (0, 1, 9)
 
 
 def render_models(models: Sequence[Model]) -> str:
@@ -19,17 +22,18 @@ def render_models(models: Sequence[Model]) -> str:
 def _cells(model: Model) -> tuple[str, ...]:
     shape, published = model.resolved.config.model, model.published
     numbers = (
-        *(published.parameters, shape.num_layers, shape.hidden_size),
+        *(published.parameters, published.used, shape.num_layers, shape.hidden_size),
         *(shape.num_attention_heads, shape.max_position_embeddings, published.rows),
     )
     return (model.name, published.family, *(f"{number:,}" for number in numbers), published.licence)
 
 
 def render_model(model: Model) -> str:
-    """Return the file of a model, with its number of parameters by part as a comment."""
+    """Return the file of a model, with its numbers of parameters as a comment."""
     parts = model.count()
     counts = ", ".join(f"{part} {number:,}" for part, number in parts.items() if number)
+    active = "" if model.published.active is None else f"# Active parameters: {model.published.active:,}\n"
     return (
-        f"{model.text}\n# Parameters: {sum(parts.values()):,} ({counts})\n"
+        f"{model.text}\n# Parameters: {sum(parts.values()):,} ({counts})\n{active}"
         f"# Licence of the published weights: {model.published.licence}\n"
     )

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from math import ceil
 
-from neox_config.estimate.memory import flowing_bytes
-from neox_config.estimate.parameters import local_parameters
+from neox_config.estimate.memory import flowing_bytes, hidden_bytes
+from neox_config.estimate.mixers import costs_of
+from neox_config.estimate.parameters import local_expert_parameters, local_parameters, stage_layers
 from neox_config.estimate.setup import Setup
-from neox_config.estimate.step import model_bytes, optimizer_bytes
+from neox_config.estimate.step import model_bytes, optimizer_bytes, product_bytes
 from neox_config.facts.pipeline_schedules import idle_share
 
 __all__ = ["Communication", "bubble_share", "communication_bytes"]
@@ -14,11 +15,19 @@ __all__ = ["Communication", "bubble_share", "communication_bytes"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communication:
-    """Bytes that the busiest device sends per update, by process group."""
+    """Bytes that the busiest device sends per update, by process group.
+
+    Args:
+        data: gradients and weights.
+        model: of tensor parallelism.
+        pipe: of pipelines.
+        experts: rows of tokens, to the ranks with their experts and back.
+    """
 
     data: int
     model: int
     pipe: int
+    experts: int = 0
 
 
 def communication_bytes(setup: Setup) -> Communication:
@@ -26,13 +35,31 @@ def communication_bytes(setup: Setup) -> Communication:
 
     Source: arXiv:1910.02054, section 7 (data parallel), arXiv:2104.04473, section 4.1 (pipeline).
     """
-    return Communication(data=_data_bytes(setup), model=model_bytes(setup), pipe=_pipe_bytes(setup))
+    return Communication(
+        data=_data_bytes(setup),
+        model=model_bytes(setup),
+        pipe=_pipe_bytes(setup),
+        experts=_expert_bytes(setup),
+    )
 
 
 def _data_bytes(setup: Setup) -> int:
     ends = {0, setup.run.layout.stages - 1}
-    local = max(local_parameters(setup, stage) for stage in ends)
     joined = max(optimizer_bytes(setup, stage, "data") for stage in ends)
+    return max(_reduced(setup, stage) for stage in ends) + joined
+
+
+def _reduced(setup: Setup, stage: int) -> int:
+    """Return the bytes that a device sends for gradients, and for weights that ZeRO gathers."""
+    layout, of_experts = setup.run.layout, local_expert_parameters(setup, stage)
+    others = local_parameters(setup, stage) - of_experts
+    # Only the ranks that have the same experts reduce the gradients of these.
+    sent = _ring(_messages_of(setup, of_experts), layout.data // layout.experts)
+    return sent + _ring(_messages_of(setup, others), layout.data)
+
+
+def _messages_of(setup: Setup, local: int) -> int:
+    """Return the bytes per update of messages with the gradients, and with these weights, of a device."""
     gathered, reduced = setup.element_bytes * local, setup.reduced_bytes * local
     # Stages 2 and 3 reduce after every micro-batch; stage 3 also gathers the weights twice per micro-batch.
     passes = {
@@ -41,7 +68,19 @@ def _data_bytes(setup: Setup) -> int:
         2: setup.run.batch.accumulation * reduced + gathered,
         3: setup.run.batch.accumulation * (reduced + 2 * gathered),
     }
-    return _ring(passes[setup.run.layout.zero], setup.run.layout.data) + joined
+    return passes[setup.run.layout.zero]
+
+
+def _expert_bytes(setup: Setup) -> int:
+    """Return the bytes of rows that a device sends to others: each goes to its expert and back, both ways."""
+    model, run = setup.model, setup.run
+    rows = (
+        sum(cost.exchanged(each) for layer in layers for each, cost in costs_of(model.layers[layer]))
+        for layers in (stage_layers(model, run.layout.stages, stage) for stage in range(run.layout.stages))
+    )
+    sent = max(rows) * product_bytes(setup, hidden_bytes(setup))
+    passes = 4 if run.recomputation.segment is None else 6
+    return run.batch.accumulation * passes * _ring(sent, run.layout.experts)
 
 
 def _pipe_bytes(setup: Setup) -> int:

@@ -15,6 +15,7 @@ from math import ceil
 from neox_config.estimate.mixers import costs_of, kept_by_norm
 from neox_config.estimate.parameters import (
     bucketed_parameters,
+    divided_parameters,
     largest_block,
     largest_tensor,
     local_parameters,
@@ -133,9 +134,8 @@ def _reused(setup: Setup, stage: int, gradients: int, activations: _Activations)
         setup.run.engine.name == "deepspeed" and setup.run.layout.zero > 0
     ):
         return 0
-    trained = trained_parameters(setup, stage)
-    parts = setup.run.layout.data if setup.is_sharded_by_torch else 1
-    lasting = (setup.gradient_bytes - setup.accumulated_bytes) * ceil(trained / parts)
+    kept = divided_parameters if setup.is_sharded_by_torch else trained_parameters
+    lasting = (setup.gradient_bytes - setup.accumulated_bytes) * kept(setup, stage)
     return max(0, min(gradients - lasting, activations.at_start - activations.at_end))
 
 
@@ -146,7 +146,7 @@ def _sharded_states(setup: Setup, stage: int) -> tuple[int, int, int]:
     all of them at stages 1 and 2; at stage 3 those of a layer, and what is outside the layers.
     """
     local, trained = local_parameters(setup, stage), trained_parameters(setup, stage)
-    part, size = ceil(trained / setup.run.layout.data), setup.element_bytes
+    part, size = divided_parameters(setup, stage), setup.element_bytes
     weights = size * local
     if setup.run.layout.zero == 3:
         gathered = largest_block(setup, stage) + outside_blocks(setup, stage)
@@ -189,10 +189,12 @@ def _states(setup: Setup, stage: int) -> tuple[int, int, int, int]:
 def _snapshot(setup: Setup, stage: int) -> int:
     """Return the mean size of a rank's shard: the data-parallel ranks divide the float32 weights and states.
 
-    Without ZeRO they divide whole tensors, so that some ranks need more than the mean.
+    Without ZeRO they divide whole tensors, so that some ranks need more than the mean. Of divided experts the
+    ranks that have the same ones divide these, which gives the same mean.
     """
     if not setup.saves_in_background:
         return 0
+    setup = setup.changed(layout={"experts": 1})
     local, of_replica = trained_parameters(setup, stage), 0
     if not setup.saves_states:
         values = 0

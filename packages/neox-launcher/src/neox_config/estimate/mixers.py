@@ -7,7 +7,7 @@ Sources: arXiv:1909.08053 (tensor parallelism), arXiv:2105.08050 (gMLP), arXiv:2
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from neox_config.estimate.setup import Setup
@@ -56,7 +56,8 @@ class Weights(NamedTuple):
         multiplies: True if every token is multiplied by it.
         row: number of elements of a matrix along the dimension that is not split; 1 for a vector.
         splits_columns: True if the columns of a matrix are split instead of its rows.
-        active: numbers by which a token is multiplied; None: all of them.
+        active: numbers by which a token is multiplied, of a tensor of all experts; None: all of them.
+        matrices: the number of matrices that are stacked in it.
     """
 
     part: str
@@ -66,22 +67,30 @@ class Weights(NamedTuple):
     row: int = 1
     splits_columns: bool = False
     active: int | None = None
+    matrices: int = 1
 
     @property
     def used(self) -> int:
         """Number of elements that a token uses."""
         return self.numbers if self.active is None else self.active
 
-    def local_count(self, ranks: int) -> int:
-        """Return the number of elements of a tensor-parallel rank's part."""
-        return -(-(self.numbers // self.row) // ranks) * self.row if self.is_split else self.numbers
+    def local_count(self, ranks: int, experts: int = 1) -> int:
+        """Return the number of elements of a rank's part.
 
-    def local_shape(self, ranks: int) -> tuple[int, int | None]:
-        """Return the rows and columns of a tensor-parallel rank's part; None: a vector has no columns."""
+        Args:
+            ranks: the tensor-parallel size.
+            experts: the expert-parallel size.
+        """
+        split = -(-(self.numbers // self.row) // ranks) * self.row if self.is_split else self.numbers
+        return split if self.active is None else split // experts
+
+    def local_shape(self, ranks: int, experts: int = 1) -> tuple[int, int | None]:
+        """Return the rows and columns of a rank's part, as `local_count`; None: a vector has no columns."""
         others = self.local_count(ranks) // self.row
         if self.row == 1:
             return others, None
-        return (self.row, others) if self.splits_columns else (others, self.row)
+        row = self.row if self.active is None else self.row // experts
+        return (row, others) if self.splits_columns else (others, row)
 
 
 class Message(NamedTuple):
@@ -111,6 +120,7 @@ class Cost:
             (mixer, layer, model, bytes, tokens).
         partial: sizes of whole tensors of which every tensor-parallel rank computes a part of the gradient:
             (mixer, layer, model).
+        exchanged: rows per token that ranks which divide experts exchange, each of the model's width.
     """
 
     tensors: Callable[[Any, Layer, ModelSpec], Iterator[Weights]]
@@ -120,6 +130,7 @@ class Cost:
     scores: Callable[[Any, Setup], int] | None = None
     messages: Callable[[Any, Layer, ModelSpec, int, int], _Messages] = lambda *_: ((), ())
     partial: Callable[[Any, Layer, ModelSpec], Sequence[int]] = lambda mixer, layer, model: ()
+    exchanged: Callable[[Any], int] = lambda mixer: 0
 
 
 def costs_of(layer: Layer) -> list[tuple[Any, Cost]]:
@@ -306,21 +317,27 @@ def _kept_by_mlp(channel: MLP, layer: Layer, setup: Setup, is_compiled: bool, de
 
 def _tensors_of_experts(channel: Experts, layer: Layer, model: ModelSpec) -> Iterator[Weights]:
     """Yield the router, one tensor per matrix of all experts, and the expert for all tokens."""
-    width, each = model.width, channel.width * model.width
+    width = model.width
     yield Weights("experts", channel.number * width, multiplies=True, row=width)
+    if channel.logits_bias:
+        yield Weights("experts", channel.number)
     for name in ("up", "gate", "down") if channel.is_gated else ("up", "down"):
-        yield Weights(
-            "experts",
-            channel.number * each,
-            is_split=True,
-            multiplies=True,
-            row=channel.number * width,
-            splits_columns=name == "down",
-            active=channel.chosen * each,
-        )
+        sides = (channel.width, width) if name == "down" else (width, channel.width)
+        for tensor in _adapted(model, name, "experts", *sides, is_column=name != "down", bias=False):
+            stack = tensor._replace(
+                numbers=channel.number * tensor.numbers,
+                active=channel.chosen * tensor.numbers,
+                matrices=channel.number,
+            )
+            # The dimension that is split is not the first.
+            yield stack._replace(row=channel.number * tensor.row) if stack.splits_columns else stack
+        if channel.biases:
+            row = width if name == "down" else channel.width
+            active = channel.chosen * row
+            yield Weights("experts", channel.number * row, is_split=name != "down", active=active)
     if channel.shared is not None:
-        for tensor in _tensors_of_mlp(channel.shared, layer, replace(model, adapters=None)):
-            yield tensor._replace(part="experts")
+        for tensor in _tensors_of_mlp(channel.shared, layer, model):
+            yield tensor._replace(part="experts") if tensor.part != ADAPTERS else tensor
     if channel.shared_gate:
         yield Weights("experts", width, multiplies=True, row=width)
 
@@ -329,14 +346,17 @@ def _kept_by_experts(channel: Experts, layer: Layer, setup: Setup, is_compiled: 
     """Return the bytes per token of a mixture.
 
     For each expert of a token: its input, what an MLP stores, its output and the place of its row. Of the
-    router: its input in float32, logits and scores.
+    router: its input in float32, scores, and their gradient of a balancing loss.
     """
     plain = ACTIVATION_FACTS[channel.activation.replace("gelu_tanh", "gelu")].kept_tensors
-    tensors = plain + (3 if channel.is_gated else 1)
+    tensors = plain + (3 if channel.is_gated else 1) + (0 if channel.is_plain else 4)
     size, ranks, width = setup.element_bytes, setup.run.layout.tensor, setup.model.width
     # The caller divides by the number of ranks what they split.
-    rows = channel.chosen * (tensors * size * channel.width + (2 * size * width + 16) * ranks)
-    router = (4 * width + 16 * channel.number) * ranks
+    places = 16 + (size * channel.number if channel.biases else 0)
+    rows = channel.chosen * (tensors * size * channel.width + (2 * size * width + places) * ranks)
+    # The caller counts the input, which is stored in float32 instead, unless the shared expert has it, too.
+    is_counted = not setup.gathers_again and (size == 4 or channel.shared is None)
+    router = ((4 - size * is_counted) * width + 8 * channel.number) * ranks
     shared = 0 if channel.shared is None else _kept_by_mlp(channel.shared, layer, setup, is_compiled, device)
     return rows + router + shared + (size * width * ranks if channel.shared_gate else 0)
 
@@ -404,8 +424,11 @@ _COSTS: Mapping[type[Any], Cost] = {
         bias=lambda channel: False,
         partial=lambda channel, layer, model: (
             channel.number * model.width,
+            *([channel.number] if channel.logits_bias else []),
+            *([channel.number * model.width] if channel.biases else []),
             *([model.width] if channel.shared_gate else []),
         ),
+        exchanged=lambda channel: channel.chosen,
     ),
     SpatialMLP: Cost(
         tensors=_tensors_of_spatial,

@@ -13,17 +13,20 @@ from neox_config.estimate.mixers import ADAPTERS, Weights, costs_of, norm_weight
 from neox_config.estimate.setup import Setup
 from neox_config.facts.collectives import BUCKET_ELEMENTS, EARLY_BUCKET_ELEMENTS
 from neox_config.spec.model import Alibi, Attention, Layer, Learned, ModelSpec, Retrieval, Rpe
+from neox_config.spec.run import Layout
 
 __all__ = [
     "Weights",
     "active_parameters",
     "bucketed_parameters",
     "count_parameters",
+    "divided_parameters",
     "each_tensor",
     "is_matrix_of_layer",
     "largest_block",
     "largest_tensor",
     "layer_weights",
+    "local_expert_parameters",
     "local_parameters",
     "local_state_values",
     "number_of_each",
@@ -64,21 +67,40 @@ def _is_trained(model: ModelSpec, tensor: Weights) -> bool:
 def trained_parameters(setup: Setup, stage: int) -> int:
     """Return the number of parameters of one device of a stage that are trained, before ZeRO."""
     layout = setup.run.layout
-    return _local(setup.model, setup.entries, layout.tensor, layout.stages, stage)[1]
+    return _local(setup.model, setup.entries, layout.tensor, layout.stages, stage, layout.experts)[1]
+
+
+def divided_parameters(setup: Setup, stage: int) -> int:
+    """Return the number of those of one rank, if data-parallel ranks divide them.
+
+    The ranks that have the same experts divide these: fewer ranks, and as many times fewer experts.
+    """
+    layout = setup.run.layout
+    trained = _local(setup.model, setup.entries, layout.tensor, layout.stages, stage, 1)[1]
+    return ceil(trained / layout.data)
 
 
 def local_parameters(setup: Setup, stage: int) -> int:
     """Return the number of parameters of one device of a stage, before partitioning by ZeRO."""
     layout = setup.run.layout
-    return _local(setup.model, setup.entries, layout.tensor, layout.stages, stage)[0]
+    return _local(setup.model, setup.entries, layout.tensor, layout.stages, stage, layout.experts)[0]
+
+
+def local_expert_parameters(setup: Setup, stage: int) -> int:
+    """Return the number of those that are experts'."""
+    layout = setup.run.layout
+    tensors = ((number, each) for number, each in _stage_tensors(setup, stage) if each.active is not None)
+    return sum(number * each.local_count(layout.tensor, layout.experts) for number, each in tensors)
 
 
 @lru_cache(_MOST_KEPT)
-def _local(model: ModelSpec, entries: int, ranks: int, stages: int, stage: int) -> tuple[int, int]:
+def _local(
+    model: ModelSpec, entries: int, ranks: int, stages: int, stage: int, experts: int
+) -> tuple[int, int]:
     """Return the number of all parameters of a device, and of those that are trained."""
     whole = trained = 0
     for number, tensor in _tensors(model, entries, stages, stage):
-        count = number * tensor.local_count(ranks)
+        count = number * tensor.local_count(ranks, experts)
         whole += count
         trained += count if _is_trained(model, tensor) else 0
     return whole, trained
@@ -96,15 +118,15 @@ def bucketed_parameters(setup: Setup, *, later: int = 0, device: str = "cuda") -
             tensor-parallel ranks before.
         device: type of the devices.
     """
-    ranks = setup.run.layout.tensor
+    ranks, experts = setup.run.layout.tensor, setup.run.layout.experts
     if not setup.reduces_early(device):
         ordered = sorted(each_tensor(setup), key=lambda tensor: tensor.row == 1)
-        return _messages((each.local_count(ranks) for each in ordered), BUCKET_ELEMENTS)
+        return _messages((each.local_count(ranks, experts) for each in ordered), BUCKET_ELEMENTS)
     sizes, left = list[int](), later
     for tensor in reversed(list(each_tensor(setup))):
         is_whole = not (tensor.is_split or tensor.multiplies)
         taken = min(left, tensor.numbers) if is_whole else 0
-        sizes.append(tensor.local_count(ranks) - taken)
+        sizes.append(tensor.local_count(ranks, experts) - taken)
         left -= taken
     return [*_messages(sizes, EARLY_BUCKET_ELEMENTS), *_messages([later], BUCKET_ELEMENTS)]
 
@@ -130,7 +152,8 @@ def each_tensor(setup: Setup, stage: int = 0) -> Iterator[Weights]:
 def largest_tensor(setup: Setup, stage: int) -> int:
     """Return the number of parameters of the largest trained tensor of one device of a stage."""
     trained = (each for _, each in _stage_tensors(setup, stage) if _is_trained(setup.model, each))
-    return max((tensor.local_count(setup.run.layout.tensor) for tensor in trained), default=0)
+    layout = setup.run.layout
+    return max((tensor.local_count(layout.tensor, layout.experts) for tensor in trained), default=0)
 
 
 def largest_block(setup: Setup, stage: int) -> int:
@@ -151,14 +174,14 @@ def _blocks(setup: Setup, stage: int) -> list[int]:
     model, layout, blocks = setup.model, setup.run.layout, list[int]()
     if model.layers[0].owner is None:
         for layer, number in number_of_each(model, stage_layers(model, layout.stages, stage)):
-            blocks += [_count(layer_weights(model, layer), layout.tensor)] * number
+            blocks += [_count(layer_weights(model, layer), layout)] * number
     if stage == 0 and not (model.is_tied and layout.stages == 1):
-        blocks.append(_count(_embedding(model, setup.entries), layout.tensor))
+        blocks.append(_count(_embedding(model, setup.entries), layout))
     return blocks * model.towers
 
 
-def _count(tensors: Iterable[Weights], ranks: int) -> int:
-    return sum(tensor.local_count(ranks) for tensor in tensors)
+def _count(tensors: Iterable[Weights], layout: Layout) -> int:
+    return sum(tensor.local_count(layout.tensor, layout.experts) for tensor in tensors)
 
 
 def local_state_values(setup: Setup, stage: int, *, row_ranks: int = 1) -> int:
@@ -167,14 +190,15 @@ def local_state_values(setup: Setup, stage: int, *, row_ranks: int = 1) -> int:
     Args:
         setup: what is estimated.
         stage: the pipeline stage.
-        row_ranks: number of ranks that divide the rows of each weight.
+        row_ranks: number of ranks that divide the rows of each weight, with those that divide experts.
     """
-    divided, whole, facts = 0, 0, setup.optimizer
+    divided, whole, facts, layout = 0, 0, setup.optimizer, setup.run.layout
+    experts = layout.experts if row_ranks == 1 else 1
     of_matrices = len(facts.matrix_states) or setup.states
     for number, tensor in _stage_tensors(setup, stage):
         if not _is_trained(setup.model, tensor):
             continue
-        rows, columns = tensor.local_shape(setup.run.layout.tensor)
+        rows, columns = tensor.local_shape(layout.tensor, experts)
         each = of_matrices if is_matrix_of_layer(tensor) else setup.states
         divided += number * each * rows * (columns or 1)
         if is_matrix_of_layer(tensor):

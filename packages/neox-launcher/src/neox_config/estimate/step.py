@@ -34,6 +34,7 @@ __all__ = [
     "model_bytes",
     "not_counted",
     "optimizer_bytes",
+    "product_bytes",
     "refuse_unknown",
     "step_collectives",
 ]
@@ -67,7 +68,7 @@ def refuse_unknown(resolved: Resolved) -> None:
 
     Raises:
         ConfigError: it is a pipeline, trains adapters, or has compressed matrices, towers or layers that drop
-            tokens.
+            tokens, or divides experts.
     """
     model, run = resolved.model, resolved.run
     unknown = {
@@ -75,6 +76,7 @@ def refuse_unknown(resolved: Resolved) -> None:
         "low-rank adapters (lora-rank)": model.adapters is not None,
         "layers that drop tokens (random_ltd)": bool(run.dropout.token_layers),
         "compressed matrices (compression_training)": compresses(resolved.config),
+        "expert parallelism (expert-parallel-size)": run.layout.experts > 1,
         "two towers (objective: ict)": isinstance(model.head, Retrieval),
     }
     names = [name for name, is_used in unknown.items() if is_used]
@@ -235,7 +237,7 @@ def _padded(setup: Setup, whole: int) -> int:
 def _layer(setup: Setup, layer: Layer) -> tuple[list[Message], list[Message]]:
     """Return the messages of one layer in its forward and backward pass, in the forward pass in order."""
     whole, costs = hidden_bytes(setup), costs_of(layer)
-    product = _product_bytes(setup, whole)
+    product = product_bytes(setup, whole)
     tokens = whole // setup.element_bytes // setup.model.width
     inner = [cost.messages(each, layer, setup.model, product, tokens) for each, cost in costs]
     inside = [message for forward, _ in inner for message in forward]
@@ -250,12 +252,12 @@ def _layer(setup: Setup, layer: Layer) -> tuple[list[Message], list[Message]]:
     # With a parallel residual, both branches enter in one message, or what both read.
     entries = [whole if layer.shares_norm else 2 * whole] if once else [whole] * len(costs)
     enter, leave = ([Message(kind, each) for each in entries] for kind in (_GATHER, _SCATTER))
-    again = [Message(_GATHER, _product_bytes(setup, each)) for each in entries if setup.gathers_again]
+    again = [Message(_GATHER, product_bytes(setup, each)) for each in entries if setup.gathers_again]
     forward = [*enter, *inside, *(Message(_SCATTER, each) for each in sums)]
     return forward, [*(Message(_GATHER, each) for each in sums), *inside_backward, *again, *leave]
 
 
-def _product_bytes(setup: Setup, whole: int) -> int:
+def product_bytes(setup: Setup, whole: int) -> int:
     """Return the bytes of factors and results of matrix products, which amp computes in 16 bit."""
     return whole // 2 if setup.run.precision.autocast else whole
 
@@ -319,10 +321,18 @@ def _matrices(setup: Setup, stage: int) -> _Joined:
     first rank has the largest of each turn. Sums of the squares of rows are joined afterwards.
     """
     ranks, size = setup.row_ranks, setup.element_bytes
-    matrices = [each for each in each_tensor(setup, stage) if is_matrix_of_layer(each)]
+    found = [each for each in each_tensor(setup, stage) if is_matrix_of_layer(each)]
+    matrices, stacks = ([each for each in found if (each.matrices > 1) is many] for many in (False, True))
     matrices.sort(key=lambda tensor: tensor.numbers, reverse=True)
-    of_model = [Message(_GATHER, size * each.numbers) for each in matrices[::ranks]]
+    of_model = [Message(_GATHER, size * each.numbers) for each in matrices[::ranks] if each.is_split]
     of_rows = list[Message]()
+    # A rank has whole matrices of a stack.
+    for each in stacks:
+        own = ceil(each.matrices / ranks)
+        of_model.append(Message(_GATHER, size * own * (each.numbers // each.matrices)))
+        if setup.row_states:
+            numbers = own * (each.local_shape(1)[0] // each.matrices) if each.splits_columns else own
+            of_model.append(Message(_REDUCE, _FLOAT32 * numbers))
     for start in range(0, len(matrices), ranks):
         parts = [each.local_shape(setup.run.layout.tensor) for each in matrices[start : start + ranks]]
         there = sum(ceil(rows / ranks) * (columns or 1) for rows, columns in parts)
@@ -330,7 +340,9 @@ def _matrices(setup: Setup, stage: int) -> _Joined:
         of_rows += [Message(_EXCHANGE, size * there), Message(_EXCHANGE, size * back)]
     for each in matrices if setup.row_states else ():
         rows, _ = each.local_shape(1)
-        of_model.append(Message(_REDUCE, _FLOAT32 * (ceil(rows / ranks) if each.splits_columns else rows)))
+        if each.is_split:
+            own = ceil(rows / ranks) if each.splits_columns else rows
+            of_model.append(Message(_REDUCE, _FLOAT32 * own))
         of_rows.append(Message(_REDUCE, _FLOAT32 * rows))
     return of_model, of_rows
 

@@ -1,15 +1,16 @@
 """Suggest the fastest layouts that fit in memory, by estimating all feasible ones.
 
 The time of a layout is the time of its operations at the attained speed of the devices, of reading weights
-and moving activations, increased by the pipeline bubble, plus communication that is not overlapped:
-tensor-parallel and pipeline messages are never overlapped, ZeRO 2 and 3 communicate while the layers run, and
-stages 0 and 1 after the last layer. It is meant for comparing layouts, not for predicting the duration of
-training.
+and moving activations, increased by the pipeline bubble, plus communication that is not overlapped: messages
+of tensor parallelism, expert parallelism and pipelines are never overlapped, ZeRO 2 and 3 communicate while
+the layers run, and stages 0 and 1 after the last layer. It is meant for comparing layouts, not for predicting
+the duration of training.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from math import gcd
 
 from neox_config.estimate import (
     Memory,
@@ -22,6 +23,7 @@ from neox_config.estimate import (
 )
 from neox_config.estimate.parameters import number_of_each
 from neox_config.estimate.setup import Setup
+from neox_config.spec.model import Experts
 
 __all__ = [
     "ATTAINED_TFLOPS",
@@ -118,8 +120,10 @@ def seconds_per_iteration(setup: Setup, cluster: Cluster) -> float:
     stages_share_a_host = setup.devices <= cluster.devices_per_host
     data = sent.data / (cluster.host_bandwidth if copies_share_a_host else cluster.network_bandwidth)
     pipe = sent.pipe / (cluster.host_bandwidth if stages_share_a_host else cluster.network_bandwidth)
+    experts_share_a_host = layout.tensor * layout.experts <= cluster.devices_per_host
+    experts = sent.experts / (cluster.host_bandwidth if experts_share_a_host else cluster.network_bandwidth)
     exposed = max(0.0, data - busy) if layout.zero >= 2 else data
-    running = busy + sent.model / cluster.host_bandwidth + pipe
+    running = busy + sent.model / cluster.host_bandwidth + pipe + experts
     return running / (1 - bubble_share(setup)) + exposed + _update_seconds(setup, cluster)
 
 
@@ -156,15 +160,21 @@ def _setups(like: Setup, cluster: Cluster, samples: int) -> Iterator[Setup]:
         copies = cluster.devices // (ranks * stages)
         if samples % copies:
             continue
-        has_pipeline = stages > 1
-        yield from variants(
-            like.changed(
-                layout={"tensor": ranks, "stages": stages, "data": copies, "is_pipeline": has_pipeline}
-            ),
-            batches=_micro_batches(samples // copies),
-            recomputations=((None, False), (None, True), (like.run.recomputation.segment or 1, False)),
-            overlaps=lambda zero: (None,),
-        )
+        split = {"tensor": ranks, "stages": stages, "data": copies, "is_pipeline": stages > 1}
+        for experts in _expert_sizes(like, copies):
+            yield from variants(
+                like.changed(layout=split | {"experts": experts}),
+                batches=_micro_batches(samples // copies),
+                recomputations=((None, False), (None, True), (like.run.recomputation.segment or 1, False)),
+                overlaps=lambda zero: (None,),
+            )
+
+
+def _expert_sizes(like: Setup, copies: int) -> Iterator[int]:
+    """Return the numbers of data-parallel ranks that can divide the experts."""
+    numbers = {each.channel.number for each in like.model.layers if isinstance(each.channel, Experts)}
+    can_divide = numbers and not like.optimizer.joins_split_weights
+    return _divisors(gcd(copies, *numbers) if can_divide else 1)
 
 
 def variants(

@@ -19,6 +19,11 @@ HfFamily = Literal[
     "smollm3",
     "phi3",
     "opt",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "olmoe",
+    "gpt_oss",
 ]
 CLASSES: Mapping[str, str] = {
     "gpt_neox": "GPTNeoXForCausalLM",
@@ -34,5 +39,10 @@ CLASSES: Mapping[str, str] = {
     "smollm3": "SmolLM3ForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "opt": "OPTForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
 }
 """`model_type` -> name of the class, the first that fits being the one that is written."""

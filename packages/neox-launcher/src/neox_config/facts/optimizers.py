@@ -403,21 +403,22 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
             is_elementwise=False,
             joins_split_weights=True,
             gathers_rows="matrices",
-            remark="The matrices of linear layers have a `momentum_buffer`. Embeddings, the head, norms "
-            "and biases are updated by Adam with decoupled weight decay, with `betas`, `eps` and the "
-            "learning rate `adam_lr` (null: the same as the matrices). Where the schedule is below its "
-            "largest rate, `adam_lr` is reduced in proportion. With tensor parallelism the momentum is "
-            "gathered in every update. The iteration that makes it orthogonal is in float32 in a run "
-            "in fp32, else in bfloat16. Five steps with `coefficients: polar_express` make singular values "
-            "of at least 0.003 times the norm of the matrix 0.994 to 1.006, those of `quintic` 0.7 to 1.2. "
-            "`qkv` is what is made orthogonal of attention's query-key-value weight: query, key and value "
-            "each (`separate`), each head of each (`per_head`), or the whole weight (`together`). `scale` is "
-            "the factor of the orthogonal matrix of R rows and C columns: sqrt(max(1, R / C)) (`original`), "
-            "or 0.2 sqrt(max(R, C)) (`match_rms_adamw`), with which learning rates of AdamW serve. With "
-            "`row_beta` (NorMuon: 0.95) each row of that matrix is divided by the root of its mean square "
-            "over the updates. `cautious_decay: true` decays only elements that the step moves towards 0, "
-            "also in weights updated by Adam. A run that began with a version without `coefficients` "
-            "and `qkv` continues with `quintic` and `together` unless the configuration sets them.",
+            remark="The matrices of linear layers, of each expert and of routers have a `momentum_buffer`. "
+            "Embeddings, the head, norms and biases are updated by Adam with decoupled weight decay, with "
+            "`betas`, `eps` and the learning rate `adam_lr` (null: the same as the matrices). Where the "
+            "schedule is below its largest rate, `adam_lr` is reduced in proportion. With tensor parallelism "
+            "the momentum is gathered in every update. The iteration that makes it orthogonal is in float32 "
+            "in a run in fp32, else in bfloat16. Five steps with `coefficients: polar_express` make singular "
+            "values of at least 0.003 times the norm of the matrix 0.994 to 1.006, those of `quintic` 0.7 to "
+            "1.2. `qkv` is what is made orthogonal of attention's query-key-value weight: query, key and "
+            "value each (`separate`), each head of each (`per_head`), or the whole weight (`together`). "
+            "`scale` is the factor of the orthogonal matrix of R rows and C columns: sqrt(max(1, R / C)) "
+            "(`original`), or 0.2 sqrt(max(R, C)) (`match_rms_adamw`), with which learning rates of AdamW "
+            "serve. With `row_beta` (NorMuon: 0.95) each row of that matrix is divided by the root of its "
+            "mean square over the updates. `cautious_decay: true` decays only elements that the step moves "
+            "towards 0, also in weights updated by Adam. A run that began with a version without "
+            "`coefficients` and `qkv` continues with `quintic` and `together` unless the configuration sets "
+            "them.",
         ),
         OptimizerFacts(
             name="madgrad_wd",

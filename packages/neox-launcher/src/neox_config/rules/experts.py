@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from neox_config.derive.adapters import adapted_matrices
 from neox_config.derive.attention_layers import types_in
 from neox_config.derive.engine import chosen_engine
 from neox_config.derive.experts import expert_layers, has_experts
@@ -19,7 +18,6 @@ def experts_run_where_they_are_built(c: NeoXConfig) -> Iterator[Problem]:
     if not has_experts(c):
         return
     engine, facts = chosen_engine(c), OPTIMIZER_FACTS.get(c.optimizer.optimizer.kind)
-    adapted = {"up", "gate", "down"}.intersection(adapted_matrices(c))
     refused = {
         "engine": (
             engine.name == "deepspeed",
@@ -27,10 +25,11 @@ def experts_run_where_they_are_built(c: NeoXConfig) -> Iterator[Problem]:
             "set engine: torch, and remove what requires DeepSpeed",
         ),
         "optimizer.type": (
-            facts is not None and bool(facts.matrix_states or facts.replica_states or facts.other_shapes),
-            "has states or steps of matrices, which the tensors of experts are not, or averages momenta with "
-            "one bit per element",
-            "use Adam, or set moe-num-experts: 1",
+            facts is not None and bool(facts.replica_states or facts.other_shapes),
+            "stores numbers for rows and columns of matrices, which the tensors of experts are not"
+            if facts is not None and facts.other_shapes
+            else "averages momenta with one bit per element, which is not supported with experts",
+            "use Adam or Muon, or set moe-num-experts: 1",
         ),
         "expert_parallel_size": (
             c.parallelism.expert_parallel_size > 1
@@ -60,21 +59,10 @@ def experts_run_where_they_are_built(c: NeoXConfig) -> Iterator[Problem]:
             "is not supported with experts, whose tokens are counted for each layer",
             "remove it, or set moe-num-experts: 1",
         ),
-        "lora_target_modules": (
-            bool(adapted),
-            f"names {', '.join(sorted(adapted))}, but experts have no adapters",
-            "use qkv and dense",
-        ),
         "attention_config": (
             bool(types_in(c) & set(GMLP_TYPES)),
             "has gmlp or amlp layers, which have no place for experts",
             "use another attention type, or set moe-num-experts: 1",
-        ),
-        "glu_limit": (
-            c.model.activation == "swiglu"
-            and (c.model.glu_limit, c.model.glu_alpha, c.model.glu_up_offset) != (None, 1.0, 0.0),
-            "with glu-alpha and glu-up-offset is not supported with experts",
-            "remove them, or set moe-num-experts: 1",
         ),
         "eigenvalue.enabled": (
             c.engine.eigenvalue.enabled,
@@ -113,6 +101,24 @@ def experts_are_in_layers(c: NeoXConfig) -> Iterator[Problem]:
         yield Problem("moe_layers", what, f"use some of 0 to {c.model.num_layers - 1}")
 
 
+def groups_have_the_experts_of_a_token(c: NeoXConfig) -> Iterator[Problem]:
+    """Require equal groups of two experts or more, of which those that are chosen have enough experts."""
+    given = c.experts
+    if not has_experts(c) or given.moe_groups == 1:
+        return
+    size, rest = divmod(given.moe_num_experts, given.moe_groups)
+    if rest or size < 2:
+        what = f"must divide moe-num-experts: {given.moe_num_experts} into groups of two experts or more"
+        yield Problem("moe_groups", what, "set it to such a number, or remove it")
+    elif not -(-given.moe_top_k // size) <= given.moe_top_groups <= given.moe_groups:
+        what = (
+            f"must be at most moe-groups: {given.moe_groups}, and have moe-top-k: {given.moe_top_k} experts"
+        )
+        yield Problem(
+            "moe_top_groups", what, f"use some of {-(-given.moe_top_k // size)} to {given.moe_groups}"
+        )
+
+
 def experts_are_balanced_in_one_way(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse to balance the scores of experts that sinkhorn chooses, and a bias on scores of both signs."""
     given = c.experts
@@ -122,6 +128,7 @@ def experts_are_balanced_in_one_way(c: NeoXConfig) -> Iterator[Problem]:
         "moe_balance_loss": given.moe_balance_loss > 0,
         "moe_expert_bias": given.moe_expert_bias,
         "moe_jitter_eps": given.moe_jitter_eps is not None,
+        "moe_groups": given.moe_groups > 1,
     }
     for name, is_asked in asked.items():
         if is_asked:

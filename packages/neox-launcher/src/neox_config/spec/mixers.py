@@ -220,35 +220,32 @@ class MLP:
     @property
     def is_plain(self) -> bool:
         """True if a gate is activated and multiplied, and no more."""
-        return (self.limit, self.alpha, self.up_offset) == (None, 1.0, 0.0)
+        return _is_plain(self)
 
     @classmethod
     def read(cls, config: NeoXConfig) -> Self:
         """Return the MLP of the layers."""
-        model, has_limit = config.model, config.model.activation == "swiglu"
+        model = config.model
         return cls(
             width=mlp_width(config),
             activation=_activation(model),
             bias=model.use_bias_in_mlp,
-            limit=model.glu_limit if has_limit else None,
-            alpha=model.glu_alpha if has_limit else 1.0,
-            up_offset=model.glu_up_offset if has_limit else 0.0,
+            **_clamps(model),
         )
 
     def settings(self) -> Settings:
         """Return the parameters that give it."""
-        settings: Settings = {
+        return {
             "mlp-width": self.width,
             **_settings_of_activation(self.activation),
             "use-bias-in-mlp": self.bias,
+            **_clamp_settings(self),
         }
-        names = {"glu-limit": self.limit, "glu-alpha": self.alpha, "glu-up-offset": self.up_offset}
-        return settings if self.is_plain else settings | names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """A router, and feed-forward blocks without biases, of which each token passes a few.
+    """A router, and feed-forward blocks, of which each token passes a few.
 
     Args:
         number: experts of the layer.
@@ -258,6 +255,14 @@ class Experts:
         scores: the function of the router's logits; of the results the largest are chosen.
         normalized: the weights of a token's experts are divided by their sum.
         has_bias: a number per expert, which is no weight, is added to the scores for the choice alone.
+        logits_bias: the router's logits have a bias.
+        weight_scale: factor of the weights.
+        groups: experts are chosen from some of as many groups of neighbors; 1: from all.
+        top_groups: the number of these.
+        biases: the projections of experts have biases; those of the expert for all tokens have none.
+        limit: as in `MLP`, as are the next two.
+        alpha: likewise.
+        up_offset: likewise.
         shared_width: width of each input projection of an expert for all tokens; 0: there is none.
         shared_gate: the output of that is multiplied by the sigmoid of a projection of the input.
     """
@@ -269,6 +274,14 @@ class Experts:
     scores: str = of("moe_scores", "moe_router_type")
     normalized: bool = of("moe_normalize_weights")
     has_bias: bool = of("moe_expert_bias")
+    logits_bias: bool = of("moe_router_bias", default=False)
+    weight_scale: float = of("moe_weight_scale", default=1.0)
+    groups: int = of("moe_groups", default=1)
+    top_groups: int = of("moe_top_groups", default=1)
+    biases: bool = of("use_bias_in_experts", default=False)
+    limit: float | None = of("glu_limit", default=None)
+    alpha: float = of("glu_alpha", default=1.0)
+    up_offset: float = of("glu_up_offset", default=0.0)
     shared_width: int = of("moe_shared_width")
     shared_gate: bool = of("moe_shared_gate")
 
@@ -276,6 +289,11 @@ class Experts:
     def is_gated(self) -> bool:
         """True if an expert has a second input projection, whose output is activated and multiplied."""
         return _is_gated(self.activation)
+
+    @property
+    def is_plain(self) -> bool:
+        """True if a gate is activated and multiplied, and no more."""
+        return _is_plain(self)
 
     @property
     def shared(self) -> MLP | None:
@@ -286,9 +304,9 @@ class Experts:
             width=self.shared_width,
             activation=self.activation,
             bias=False,
-            limit=None,
-            alpha=1.0,
-            up_offset=0.0,
+            limit=self.limit,
+            alpha=self.alpha,
+            up_offset=self.up_offset,
         )
 
     @classmethod
@@ -303,6 +321,12 @@ class Experts:
             scores=expert_scores(config),
             normalized=given.moe_normalize_weights,
             has_bias=given.moe_expert_bias,
+            logits_bias=given.moe_router_bias,
+            weight_scale=given.moe_weight_scale,
+            groups=given.moe_groups,
+            top_groups=given.moe_top_groups if given.moe_groups > 1 else 1,
+            biases=given.use_bias_in_experts,
+            **_clamps(config.model),
             shared_width=given.moe_shared_width,
             shared_gate=given.moe_shared_gate and given.moe_shared_width > 0,
         )
@@ -318,13 +342,18 @@ class Experts:
         }
         others = {
             # What sinkhorn does not have.
-            "moe-router-type": "topk" if self.has_bias else None,
+            "moe-router-type": "topk" if self.has_bias or self.groups > 1 else None,
             "moe-normalize-weights": self.normalized,
             "moe-expert-bias": self.has_bias,
+            "moe-router-bias": self.logits_bias,
+            "moe-weight-scale": self.weight_scale != 1.0 and self.weight_scale,
+            "moe-groups": self.groups > 1 and self.groups,
+            "moe-top-groups": self.groups > 1 and self.top_groups,
+            "use-bias-in-experts": self.biases,
             "moe-shared-width": self.shared_width,
             "moe-shared-gate": self.shared_gate,
         }
-        return settings | {name: value for name, value in others.items() if value}
+        return settings | {name: value for name, value in others.items() if value} | _clamp_settings(self)
 
 
 Mixer = Attention | SpatialMLP
@@ -346,6 +375,22 @@ def _qk_norm(section: AttentionSection) -> Literal["head", "width", "shared"] | 
 
 def _is_gated(activation: str) -> bool:
     return ACTIVATION_FACTS[activation.replace("gelu_tanh", "gelu")].is_gated
+
+
+def _clamps(model: ModelSection) -> dict[str, Any]:
+    """Return what swiglu does in addition."""
+    if model.activation != "swiglu":
+        return {"limit": None, "alpha": 1.0, "up_offset": 0.0}
+    return {"limit": model.glu_limit, "alpha": model.glu_alpha, "up_offset": model.glu_up_offset}
+
+
+def _is_plain(channel: MLP | Experts) -> bool:
+    return (channel.limit, channel.alpha, channel.up_offset) == (None, 1.0, 0.0)
+
+
+def _clamp_settings(channel: MLP | Experts) -> Settings:
+    names = {"glu-limit": channel.limit, "glu-alpha": channel.alpha, "glu-up-offset": channel.up_offset}
+    return {} if channel.is_plain else names
 
 
 def _activation(model: ModelSection) -> str:

@@ -96,10 +96,17 @@ def _screen(title: str, rows: Sequence[Row], width: int) -> Text:
     return Text("\n").join(lines)
 
 
+def _parameters(result: Estimate) -> str:
+    count = f"{_count(result.total_parameters)} parameters"
+    if result.active_parameters == result.total_parameters:
+        return count
+    return f"{count} ({_count(result.active_parameters)} active)"
+
+
 def _start_rows(plan: LaunchPlan, result: Estimate | None) -> Iterator[Row]:
     config, run = plan.resolved.config, plan.resolved.run
     model, layout, batch = config.model, run.layout, run.batch
-    parameters = "" if result is None else f"{_count(result.total_parameters)} parameters: "
+    parameters = "" if result is None else f"{_parameters(result)}: "
     yield (
         "model",
         f"{parameters}{pluralize(model.num_layers, 'layer')}, width "

@@ -8,6 +8,7 @@ and what starts later starts at once.
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import lcm
 from typing import Any
 
 from neox_config import NeoXConfig, Text, load_config
@@ -171,10 +172,15 @@ def _experts(config: NeoXConfig, sizes: Sizes, width: int) -> dict[str, Any]:
         return {}
     inner = max(1, round(expert_width(config) * width / whole))
     shared = max(1, round(given.moe_shared_width * width / whole)) if given.moe_shared_width else 0
-    number = -(-min(given.moe_num_experts, 8) // sizes.experts) * sizes.experts
+    groups = min(given.moe_groups, 4)
+    step = lcm(2 * groups if groups > 1 else 1, sizes.experts)
+    number = -(-min(given.moe_num_experts, 8) // step) * step
+    chosen, size = min(given.moe_top_k, number // 2), number // groups
     return {
         "moe_num_experts": number,
-        "moe_top_k": min(given.moe_top_k, number // 2),
+        "moe_top_k": chosen,
+        "moe_groups": groups,
+        "moe_top_groups": min(max(given.moe_top_groups, -(-chosen // size)), groups),
         "moe_expert_width": next_aligned(inner, ranks=sizes.tensor),
         "moe_shared_width": next_aligned(shared, ranks=sizes.tensor) if shared else 0,
     }

@@ -8,6 +8,7 @@ import pytest
 from neox_config import load_config
 from neox_config.catalogue import PUBLISHED, find_model, model_names
 from neox_config.errors import ConfigError
+from neox_config.estimate.parameters import active_parameters
 from support.refusals import refused
 
 # What a user's file of data and training contains.
@@ -46,6 +47,36 @@ def test_a_model_has_its_published_number_of_parameters(name):
     assert sum(model.count().values()) == PUBLISHED[name].parameters
 
 
+@pytest.mark.parametrize("name", model_names())
+def test_a_model_has_its_published_number_of_parameters_that_a_token_uses(name):
+    model = find_model(name)
+    spec = model.resolved.model
+    assert active_parameters(spec, spec.embedding.entries(PUBLISHED[name].rows)) == PUBLISHED[name].used
+
+
+# What the models' reports and cards state, in billions.
+STATED = {
+    "mixtral-8x7b-v0.1": (46.7, 12.9),
+    "mixtral-8x22b-v0.1": (141, 39),
+    "olmoe-1b-7b": (6.9, 1.3),
+    "qwen1.5-moe-a2.7b": (14.3, 2.7),
+    "qwen3-30b-a3b": (30.5, 3.3),
+    "qwen3-235b-a22b": (235, 22),
+}
+
+
+def test_models_with_experts_have_the_rounded_numbers_of_their_reports():
+    found = {
+        name: (published.parameters, published.active)
+        for name, published in PUBLISHED.items()
+        if published.active is not None
+    }
+    assert found.keys() == STATED.keys()
+    for name, numbers in found.items():
+        for number, stated in zip(numbers, STATED[name], strict=True):
+            assert number / 1e9 == pytest.approx(stated, rel=0.02), name
+
+
 @pytest.mark.parametrize(("name", "expected"), OUTSIDE_OF_VOCABULARY.items())
 def test_a_pythia_model_has_its_published_number_outside_of_the_vocabulary(name, expected):
     parts = find_model(name).count()
@@ -71,6 +102,8 @@ def test_a_file_merges_with_a_training_and_states_its_size(name, tmp_path):
         f": {published.parameters:,} parameters with its vocabulary of {published.rows:,} rows"
     )
     assert f"--config configs/models/{name}.yml" in model.text
+    if published.active is not None:
+        assert f" {published.active:,} " in model.text.splitlines()[1]
 
 
 @pytest.mark.parametrize("name", model_names())
@@ -78,9 +111,12 @@ def test_a_file_contains_the_architecture_only(name):
     model = find_model(name)
     given = set(re.findall(r"^([a-z-]+):", model.text, re.MULTILINE))
     config = model.resolved.config
-    sections = (*type(config.model).model_fields, *type(config.attention).model_fields)
-    assert {each.replace("-", "_") for each in given} <= set(sections) - {
-        *("init_method", "output_layer_init_method", "hidden_dropout", "attention_dropout", "seq_length")
+    parts = (config.model, config.attention, config.experts)
+    assert {each.replace("-", "_") for each in given} <= {
+        name for part in parts for name in type(part).model_fields
+    } - {
+        *("init_method", "output_layer_init_method", "hidden_dropout", "attention_dropout", "seq_length"),
+        *("moe_balance_loss", "moe_router_z_loss", "moe_jitter_eps", "moe_expert_bias_rate"),
     }
 
 

@@ -411,25 +411,18 @@ EXAMPLES = {
     "experts_run_where_they_are_built": (
         "moe-num-experts: 4\nengine: deepspeed", "engine", [],
         "moe-num-experts: 4\nengine: torch"),
-    "experts_run_where_they_are_built: muon": (
-        "moe-num-experts: 4\n--set optimizer.type=Muon", "optimizer.type", [],
-        "moe-num-experts: 4"),
+    "experts_run_where_they_are_built: one bit": (
+        "moe-num-experts: 4\n--set optimizer.type=OneBitAdam", "optimizer.type", [],
+        "moe-num-experts: 4\n--set optimizer.type=Muon"),
     "experts_run_where_they_are_built: sm3": (
         "moe-num-experts: 4\n--set optimizer.type=SM3", "optimizer.type", [],
         "moe-num-experts: 4\n--set optimizer.type=Lamb"),
     "experts_run_where_they_are_built: shared layers": (
         "moe-num-experts: 4\nnum-unique-layers: 2", "num_unique_layers", [],
         "moe-num-experts: 4"),
-    "experts_run_where_they_are_built: adapters": (
-        "moe-num-experts: 4\nlora-rank: 2\nlora-base: x\nlora-target-modules: [qkv, up]",
-        "lora_target_modules", [],
-        "moe-num-experts: 4\nlora-rank: 2\nlora-base: x\nlora-target-modules: [qkv, dense]"),
     "experts_run_where_they_are_built: gmlp": (
         "moe-num-experts: 4\nattention-config: [[[gmlp, global], 2]]", "attention_config", [],
         "moe-num-experts: 4\nattention-config: [[[local, global], 2]]"),
-    "experts_run_where_they_are_built: limit": (
-        "moe-num-experts: 4\nactivation: swiglu\nglu-limit: 7.0", "glu_limit", [],
-        "moe-num-experts: 4\nactivation: swiglu"),
     "a_token_has_at_most_all_experts": ("moe-num-experts: 4\nmoe-top-k: 5", "moe_top_k", ["4"],
         "moe-num-experts: 4\nmoe-top-k: 4"),
     "experts_are_in_layers": ("moe-num-experts: 4\nmoe-layers: [1, 4]", "moe_layers", ["0", "3"],
@@ -441,6 +434,22 @@ EXAMPLES = {
     "experts_are_balanced_in_one_way: bias": ("moe-num-experts: 4\nmoe-expert-bias: true",
         "moe_expert_bias", [],
         "moe-num-experts: 4\nmoe-expert-bias: true\nmoe-router-type: topk"),
+    "experts_are_balanced_in_one_way: groups": ("moe-num-experts: 4\nmoe-groups: 2", "moe_groups", [],
+        "moe-num-experts: 4\nmoe-groups: 2\nmoe-router-type: topk"),
+    "groups_have_the_experts_of_a_token": (
+        "moe-num-experts: 10\nmoe-router-type: topk\nmoe-groups: 4", "moe_groups", ["10"],
+        "moe-num-experts: 12\nmoe-router-type: topk\nmoe-groups: 4"),
+    "groups_have_the_experts_of_a_token: one": (
+        "moe-num-experts: 4\nmoe-router-type: topk\nmoe-groups: 4", "moe_groups", ["4"],
+        "moe-num-experts: 4\nmoe-router-type: topk\nmoe-groups: 2"),
+    "groups_have_the_experts_of_a_token: few": (
+        "moe-num-experts: 8\nmoe-router-type: topk\nmoe-groups: 4\nmoe-top-k: 3", "moe_top_groups",
+        ["3", "2"],
+        "moe-num-experts: 8\nmoe-router-type: topk\nmoe-groups: 4\nmoe-top-k: 3\nmoe-top-groups: 2"),
+    "groups_have_the_experts_of_a_token: many": (
+        "moe-num-experts: 8\nmoe-router-type: topk\nmoe-groups: 4\nmoe-top-groups: 5", "moe_top_groups",
+        ["4"],
+        "moe-num-experts: 8\nmoe-router-type: topk\nmoe-groups: 4\nmoe-top-groups: 4"),
     "all_states_are_offloaded": (
         "zero_optimization: {stage: 3, offload_optimizer: {device: cpu, ratio: 0.3}}",
         "zero_optimization.offload_optimizer.ratio", [],

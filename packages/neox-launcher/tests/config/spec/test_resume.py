@@ -43,6 +43,7 @@ MODEL = set(
     lora_rank lora_alpha lora_target_modules
     moe_num_experts moe_top_k moe_expert_interval moe_layers moe_expert_width moe_scores
     moe_normalize_weights moe_shared_width moe_shared_gate moe_expert_bias
+    moe_router_bias moe_weight_scale moe_groups moe_top_groups use_bias_in_experts
     ict_head_size ict_shared_towers
     objective rpe_causal sparsity_config.attention sparsity_config.horizontal_global_attention
     """.split()

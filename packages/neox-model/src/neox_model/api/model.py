@@ -23,9 +23,9 @@ from neox_config.schema.config import as_written
 from neox_config.schema.sections.checkpoint import CheckpointSection
 from neox_config.schema.sections.generation import GenerationSection
 from neox_config.schema.sections.precision import PrecisionSection
-from neox_config.spec.model import Retrieval, Vocabulary
+from neox_config.spec.model import ModelSpec, Retrieval, Vocabulary
 from neox_config.spec.recorded import MODEL_SECTIONS, fusions_off
-from neox_config.spec.run import DataType
+from neox_config.spec.run import AnyDataType, DataType, RunSpec
 from neox_data.preprocess.chat_template import ChatTemplate, load_chat_template
 from neox_data.preprocess.chat_tokens import encode_conversation, end_of_answer, ends_of_answers
 from neox_data.preprocess.conversations import messages_in
@@ -465,10 +465,9 @@ def _of_checkpoint(folder: Path, precision: DataType | None, files: Mapping[str,
     tokenizer = checkpoint.tokenizer(**files, options="vocab_file=... (and merge_file=...)")
     read = {name: str(path) for name, path in checkpoint.tokenizer_files(**files).items()}
     checkpoint.check_shapes()
-    dtype = DTYPES[precision or checkpoint.precision]
-    module = build_sequential(resolved.model, resolved.run, checkpoint.vocab_size, device=computing_device())
-    _cast(module, dtype)
-    load_into(module, checkpoint, dtype)
+    kind = precision or checkpoint.precision
+    module = _built(resolved.model, resolved.run, checkpoint.vocab_size, kind)
+    load_into(module, checkpoint, DTYPES[kind])
     resolved = resolved.replaced(
         generation=GenerationSection(stop_tokens=checkpoint.stop_tokens),
         tokenizer=resolved.config.tokenizer.replaced(**read),
@@ -481,9 +480,8 @@ def _of_hf(found: HuggingFaceModel, precision: DataType | None) -> Model:
     settings = {**found.settings(found.folder.absolute()), **TRAINING}
     text = as_text(as_written(settings), str(found.folder / "config.json"))
     resolved = resolve(load_files([], texts=[text]), devices=1)
-    dtype = DTYPES[precision or resolved.run.precision.weights]
-    module = build_sequential(resolved.model, resolved.run, found.rows, device=computing_device())
-    _cast(module, dtype)
+    kind = precision or resolved.run.precision.weights
+    module = _built(resolved.model, resolved.run, found.rows, kind)
     parameters = dict(named_logical_parameters(module))
     shapes = {name: tuple(each.logical.shape) for name, each in parameters.items()}  # type: ignore[attr-defined]
     for tensor in found.reader.plan(found.family.tensors(resolved.model, shapes)):
@@ -494,6 +492,10 @@ def _of_hf(found: HuggingFaceModel, precision: DataType | None) -> Model:
     return Model(module, resolved, found.tokenizer.tokenizer, str(found.folder))
 
 
-def _cast(module: SequentialModel, dtype: torch.dtype) -> None:
+def _built(spec: ModelSpec, run: RunSpec, rows: int, kind: AnyDataType) -> SequentialModel:
+    """Build a model whose weights have a precision, for which its operators are chosen."""
+    run = replace(run, precision=replace(run.precision, weights=kind))
+    module = build_sequential(spec, run, rows, device=computing_device())
     for parameter in module.parameters():
-        parameter.data = parameter.data.to(dtype)
+        parameter.data = parameter.data.to(DTYPES[kind])
+    return module

@@ -79,6 +79,7 @@ class Operators:
             layer normalizes such a sum, or adds dropout to it.
         norm_with_input: `norm` in a form that returns x too, and adds its gradient in the backward pass.
         expert_product: see `neox_model.layers.experts`; None: a loop over experts.
+        adapter_product: the same for the adapters of experts.
         expert_dispatch: sends rows to the ranks with their experts.
         flex_unusable: why FlexAttention cannot be used; None if it can.
     """
@@ -94,6 +95,7 @@ class Operators:
     norm_of_sum: Callable[..., tuple[Tensor, Tensor]] | None = None
     norm_with_input: Callable[..., tuple[Tensor, Tensor]] | None = None
     expert_product: Function | None = None
+    adapter_product: Function | None = None
     expert_dispatch: Dispatcher = LOCAL_DISPATCH
     flex_unusable: str | None = None
 
@@ -146,18 +148,26 @@ def choose_operators(
         found = replace(found, **_of_channel(channel, fusions, chooser, tokens, ranks))
     experts = next((layer.channel for layer in spec.layers if isinstance(layer.channel, Experts)), None)
     if experts is not None:
-        why_not = _why_not_grouped(spec.width, experts.width // ranks, chooser)
-        logger.info("experts: %s", why_not or "products of all experts are one operator (grouped_mm)")
-        grouped = grouped_product if dtype == torch.bfloat16 else uncompiled_grouped_product
+        widths = [spec.width, experts.width // ranks]
         found = replace(
             found,
-            expert_product=None if why_not else grouped,
+            expert_product=_expert_product("experts", widths, chooser),
             expert_dispatch=Dispatcher(groups.experts),
         )
+        if spec.adapters is not None and {"up", "gate", "down"} & {*spec.adapters.matrices}:
+            adapter_product = _expert_product("experts' adapters", [*widths, spec.adapters.rank], chooser)
+            found = replace(found, adapter_product=adapter_product)
     return found
 
 
-def _why_not_grouped(width: int, inner: int, chooser: "_Chooser") -> str | None:
+def _expert_product(whose: str, widths: list[int], chooser: "_Chooser") -> Function | None:
+    why_not = _why_not_grouped(widths, chooser)
+    logger.info("%s: %s", whose, why_not or "products of all experts are one operator (grouped_mm)")
+    grouped = grouped_product if chooser.dtype == torch.bfloat16 else uncompiled_grouped_product
+    return None if why_not else grouped
+
+
+def _why_not_grouped(widths: list[int], chooser: "_Chooser") -> str | None:
     """Return why the products of experts are computed one after the other; None if they are not."""
     dtypes = (torch.bfloat16,) if chooser.device.type == "cuda" else (torch.bfloat16, torch.float32)
     loop, unit = "products are computed in a loop over experts, because", 16 // chooser.dtype.itemsize
@@ -166,7 +176,7 @@ def _why_not_grouped(width: int, inner: int, chooser: "_Chooser") -> str | None:
     if chooser.dtype not in dtypes:
         usable = " or ".join(str(each).removeprefix("torch.") for each in dtypes)
         return f"{loop} grouped_mm requires {usable} on this device"
-    if width % unit or inner % unit:
+    if any(width % unit for width in widths):
         return f"{loop} grouped_mm requires widths of a multiple of 16 bytes: set multiples of {unit}"
     return None
 

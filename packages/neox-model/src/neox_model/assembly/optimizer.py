@@ -1,7 +1,7 @@
 """Build the optimizer."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pkgutil import resolve_name
 from typing import Any
 
@@ -15,6 +15,7 @@ from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_config.schema.sections.optimizer import Optimizer as Chosen
 from neox_config.spec.run import Multipliers, RunSpec
 from neox_model.assembly.choices import DTYPES
+from neox_model.layers.experts import Experts
 from neox_model.optim import OPTIMIZERS
 from neox_model.optim.adagrad import Adagrad
 from neox_model.optim.param_groups import split_by_kind, split_by_multipliers, split_by_weight_decay
@@ -70,10 +71,7 @@ def build_optimizer(
         if facts.gathers_rows is not None:
             arguments["row_group"] = data_group if run.partitions_rows else SINGLE_RANK
         if facts.matrix_states:
-            # The head is not one of these.
-            linear = (ColumnParallelLinear, RowParallelLinear)
-            matrices = {id(module.weight) for module in model.modules() if isinstance(module, linear)}
-            groups = split_by_kind(groups, matrices)
+            groups = split_by_kind(groups, {id(weight) for weight in _matrices(model)})
             is_wide = run.precision.weights in ("fp32", "fp64")
             arguments["iteration_dtype"] = DTYPES[run.precision.weights] if is_wide else torch.bfloat16
         own: Callable[..., Optimizer] = resolve_name(OPTIMIZERS[optimizer.kind])
@@ -91,6 +89,15 @@ def build_optimizer(
             f"optimizer.params: torch.optim.{kind.__name__} rejects these arguments: {error}; "
             "see its documentation for the valid ones"
         ) from error
+
+
+def _matrices(model: nn.Module) -> Iterator[Parameter]:
+    """Yield the matrices of layers, and the stacks of them; the head is not one."""
+    for module in model.modules():
+        if isinstance(module, ColumnParallelLinear | RowParallelLinear):
+            yield module.weight
+        elif isinstance(module, Experts):
+            yield from module.matrices()
 
 
 def _with_multipliers(

@@ -157,12 +157,8 @@ def _mlp(channel: kinds.MLP, width: int, run: RunSpec, inits: Options, operators
     }
     if channel.is_gated:
         is_fused = operators.gated_again is not None
-        options["gated_activation"] = operators.gated_activation
-        if not channel.is_plain:
-            # Not an operator to choose: it computes something else, also where no operator is chosen.
-            options["gated_activation"] = partial(
-                clamped_swiglu, limit=channel.limit, alpha=channel.alpha, up_offset=channel.up_offset
-            )
+        # Not an operator to choose: it computes something else, also where no operator is chosen.
+        options["gated_activation"] = _clamped(channel) or operators.gated_activation
         options["gated_again"] = operators.gated_again
         options["recomputes_product"] = run.recomputation.recomputes_product(is_fused=is_fused)
         options["adds_gradients"] = not run.layout.splits_backward
@@ -171,11 +167,17 @@ def _mlp(channel: kinds.MLP, width: int, run: RunSpec, inits: Options, operators
     return partial(MLP, width, channel.width, **options)
 
 
+def _clamped(channel: kinds.MLP | kinds.Experts) -> Callable[..., Tensor] | None:
+    """Return the function of up and gate; None: it only activates and multiplies."""
+    if channel.is_plain:
+        return None
+    return partial(clamped_swiglu, limit=channel.limit, alpha=channel.alpha, up_offset=channel.up_offset)
+
+
 def _experts(
     channel: kinds.Experts, width: int, run: RunSpec, inits: Options, operators: Operators
 ) -> Factory:
-    """Return the factory of experts; a rule refuses adapters of their matrices."""
-    group, given, shared = inits["group"], run.experts, None
+    group, given, shared, adapters = inits["group"], run.experts, None, inits["adapters"]
     _check_width(channel.width, "experts'", "moe-expert-width", group)
     dispatch = operators.expert_dispatch
     if channel.number % dispatch.group.size:
@@ -195,7 +197,8 @@ def _experts(
         _check_width(channel.shared_width, "shared expert's", "moe-shared-width", group)
         # Its rank's part of the sum is added to that of the others, by torch's operators.
         plain = replace(operators, bias_dropout_add=None, bias_gelu=None)
-        shared = _mlp(channel.shared, width, run, {**inits, "adapters": {}}, plain)
+        later = {name: replace(form, is_summed_later=True) for name, form in adapters.items()}
+        shared = _mlp(channel.shared, width, run, {**inits, "adapters": later}, plain)
     router = partial(
         Router,
         width,
@@ -203,7 +206,11 @@ def _experts(
         chosen=channel.chosen,
         scores=channel.scores,
         normalized=channel.normalized,
+        scale=channel.weight_scale,
+        groups=channel.groups,
+        top_groups=channel.top_groups,
         has_bias=channel.has_bias,
+        has_logits_bias=channel.logits_bias,
         balance=balance,
         init=inits["init"],
         group=group,
@@ -214,7 +221,11 @@ def _experts(
         width=channel.width,
         activation=build_activation(channel.activation),
         is_gated=channel.is_gated,
+        gated=_clamped(channel),
+        bias=channel.biases,
         product=operators.expert_product,
+        adapters=adapters,
+        adapter_product=operators.adapter_product,
         init=inits["init"],
         output_init=inits["output_init"],
         group=group,

@@ -23,7 +23,9 @@ from neox_config.schema.sections.adapters import AdaptersSection
 from neox_model.checkpoint.base import record_in, recorded_base
 from neox_model.checkpoint.blocks import whole_block
 from neox_model.checkpoint.contents import Layout, Manifest, first_problem
+from neox_model.checkpoint.dtypes import DTYPES
 from neox_model.checkpoint.errors import CheckpointError, DamagedManifestError, quoted
+from neox_model.checkpoint.names import average_name, is_model_state, model_state_name
 from neox_model.checkpoint.shards import ShardReader
 from neox_model.checkpoint.stream import StreamedTensor, write_whole_tensors
 from neox_model.versions import package_versions
@@ -32,7 +34,8 @@ __all__ = ["Adapters", "adaptable", "merge_adapters"]
 
 logger = logging.getLogger(__name__)
 
-_SIDES = (".adapter.a", ".adapter.b")
+_SIDES = (".a", ".b")
+_MATRIX = 2
 # What determines the products; the folder of the base is recorded with its checksum.
 _RECORDED = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules")
 
@@ -66,8 +69,9 @@ class Adapters:
         self.base = base
         self._reader = ShardReader(folder, self.manifest)
         names = self.manifest.weight_names
-        self.matrices = {name.removesuffix(side) for side in _SIDES for name in names if name.endswith(side)}
-        if not names or names != {matrix + side for matrix in self.matrices for side in _SIDES}:
+        self._pairs = {_matrix_of(name): name.rpartition(".")[0] for name in names}
+        self.matrices = self._pairs.keys()
+        if not names or names != {pair + side for pair in self._pairs.values() for side in _SIDES}:
             raise CheckpointError(f"{folder} does not contain whole adapters; restore it from a copy")
         self.section = _recorded_section(folder, self.manifest.config)
         self.scale = adapter_scale(rank=self.section.lora_rank, alpha=self.section.lora_alpha)
@@ -94,41 +98,53 @@ class Adapters:
                 f"{self.folder} {what} adapters of matrices that {base} with lora_target_modules "
                 f"{', '.join(kinds)} {does}: {names}; restore it from a copy"
             )
-        for matrix, (outputs, inputs) in matrices.items():
-            for side, expected in zip(_SIDES, ((rank, inputs), (outputs, rank)), strict=True):
-                found = self.manifest.tensors[f"{matrix}{side}"].shape
+        for matrix, (*number, rows, columns) in matrices.items():
+            left, right = (*number, rows, rank), (*number, rank, columns)
+            for side, expected in zip(_SIDES, (left, right) if number else (right, left), strict=True):
+                name = self._pairs[matrix] + side
+                found = self.manifest.tensors[name].shape
                 if found != expected:
                     raise CheckpointError(
-                        f"{self.folder}: {matrix}{side} has the shape {found}, but lora_rank {rank} and the "
+                        f"{self.folder}: {name} has the shape {found}, but lora_rank {rank} and the "
                         f"base {base} require {expected}; restore it from a copy"
                     )
 
     def pair(self, matrix: str) -> tuple[Tensor, Tensor]:
         """Return A (rank by inputs) and B (outputs by rank) of a matrix, whole and in float32.
 
+        Those of experts are transposed, with one more dimension.
+
         Raises:
             CheckpointError: they are damaged.
         """
-        a, b = (_whole_tensor(self._reader, self.manifest, f"{matrix}{side}") for side in _SIDES)
+        a, b = (_whole_tensor(self._reader, self.manifest, self._pairs[matrix] + side) for side in _SIDES)
         return a, b
 
     def product(self, matrix: str) -> Tensor:
         """Return what is added to a weight, in float64."""
-        a, b = self.pair(matrix)
-        return self.scale * (b.double() @ a.double())
+        a, b = (side.double() for side in self.pair(matrix))
+        return self.scale * (b @ a if a.dim() == _MATRIX else a @ b)
 
 
-def adaptable(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, int]]:
+def adaptable(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     """Return the matrices of layers, such as layers.0.attention.qkv, with their outputs and inputs.
+
+    Of those of all experts in one (layers.0.mlp.experts.up): the number of experts, inputs and outputs.
 
     Args:
         shapes: of the weights of a model, by name.
     """
     return {
-        name.removesuffix(".weight"): (shape[0], shape[1])
+        name.removesuffix(".weight"): shape
         for name, shape in shapes.items()
-        if name.startswith("layers.") and name.endswith(".weight") and len(shape) == 2
+        if name.startswith("layers.")
+        and (len(shape) > _MATRIX or (name.endswith(".weight") and len(shape) == _MATRIX))
     }
+
+
+def _matrix_of(name: str) -> str:
+    """Return the matrix whose adapter's A or B has a name."""
+    return name.rpartition(".")[0].removesuffix(".adapter").replace(".adapters.", ".")
 
 
 def _recorded_section(folder: Path, config: Mapping[str, Any]) -> AdaptersSection:
@@ -182,15 +198,20 @@ def merge_adapters(adapters: Path, output: Path, *, base: Path | None = None) ->
     folder = recorded_base(found.base, base)
     whole = Manifest.read(folder)
     reader = ShardReader(folder, whole)
-    names = sorted(whole.weight_names)
-    found.check_base(folder, {name: whole.tensors[name].shape for name in names})
+    weights = whole.weight_names
+    found.check_base(folder, {name: whole.tensors[name].shape for name in sorted(weights)})
+    # The averages of the base's weights are not those of the sums.
+    averages = {model_state_name(average_name(name)) for name in weights}
+    names = sorted(
+        name for name in whole.tensors if name in weights or (is_model_state(name) and name not in averages)
+    )
 
     def values(name: str) -> Iterator[Tensor]:
         weight = _whole_tensor(reader, whole, name)
         matrix = name.removesuffix(".weight")
-        if matrix in found.matrices and matrix != name:
+        if matrix in found.matrices:
             weight += found.product(matrix).to(weight.dtype)
-        yield weight
+        yield weight.to(DTYPES[whole.tensors[name].dtype]) if is_model_state(name) else weight
 
     merged = replace(
         whole,
@@ -201,7 +222,10 @@ def merge_adapters(adapters: Path, output: Path, *, base: Path | None = None) ->
         optimizer_scalars={},
         packages=package_versions(),
     )
-    tensors = [StreamedTensor(name, whole.tensors[name].shape, torch.float32) for name in names]
+    tensors = [
+        StreamedTensor(name, record.shape, torch.float32 if name in weights else DTYPES[record.dtype])
+        for name, record in ((name, whole.tensors[name]) for name in names)
+    ]
     final, _ = write_whole_tensors(merged, tensors, values, output)
     adapters_there, tensors_there = pluralize(len(found.matrices), "adapter"), pluralize(len(names), "tensor")
     logger.info("merged %s into %s", adapters_there, tensors_there)

@@ -21,6 +21,7 @@ from neox_model.checkpoint.comparison import changes_since, log_unknown_changes,
 from neox_model.checkpoint.contents import Manifest, is_count, manifest_sha256
 from neox_model.checkpoint.downloads import local_folder
 from neox_model.checkpoint.errors import CheckpointError, DamagedManifestError
+from neox_model.checkpoint.logical import check_model_states, fill_model_states
 from neox_model.checkpoint.outcome import shared_outcome
 from neox_model.checkpoint.shards import ShardReader
 from neox_model.checkpoint.whole_weights import (
@@ -31,7 +32,7 @@ from neox_model.checkpoint.whole_weights import (
 )
 from neox_model.parallel.control import all_gather_object
 from neox_model.parallel.groups import Groups
-from neox_model.parallel.logical import Writable, named_logical_parameters
+from neox_model.parallel.logical import Writable, model_states, named_logical_parameters
 
 __all__ = [
     "BASE",
@@ -61,7 +62,7 @@ def load_base(
     writable: Writable,
     cache: str | None = None,
 ) -> dict[str, Any]:
-    """Load the weights that are not trained from a checkpoint of the base. Collective over all ranks.
+    """Load the weights that are not trained, and states, from a checkpoint of the base. Collective.
 
     That is the one that the adapters were trained on, and without adapters to load the latest.
 
@@ -88,6 +89,7 @@ def load_base(
     frozen = [
         wanted_weight(*named) for named in named_logical_parameters(model) if not named[1].requires_grad
     ]
+    states = model_states(model)
     names = set().union(*all_gather_object(groups.control, {weight.name for weight in frozen}))
     with shared_outcome(groups.control, f"loading the base {folder}", keeps_bugs=True):
         manifest = Manifest.read(folder)
@@ -114,8 +116,10 @@ def load_base(
                 )
         reader = ShardReader(folder, manifest)
         check_wanted(frozen, reader)
+        check_model_states(states, manifest, reader)
         digest = manifest_sha256(folder)
     fill_wanted(frozen, reader, writable=writable)
+    fill_model_states(states, reader)
     if groups.world.rank == 0:
         log_unknown_changes(changes)
     logger.info("adapters are added to the weights of %s", folder)

@@ -82,10 +82,10 @@ class Fragment:
         (start, _), *others = self.logical.slices or ((0, 1),)
         return (start + first, start + last), *others
 
-    def slices_along(self, dim: int, rows: Block) -> tuple[tuple[int, ...], Block]:
-        """Return the shape of a state with one value per slice along a dimension, whole and of these rows."""
-        shape = tuple(length if each == dim else 1 for each, length in enumerate(self.logical.shape))
-        return shape, tuple(bounds if each == dim else (0, 1) for each, bounds in enumerate(rows))
+    def slices_along(self, dims: tuple[int, ...], rows: Block) -> tuple[tuple[int, ...], Block]:
+        """Return the shape of a state with one value per slice along dimensions, whole and of these rows."""
+        shape = tuple(length if each in dims else 1 for each, length in enumerate(self.logical.shape))
+        return shape, tuple(bounds if each in dims else (0, 1) for each, bounds in enumerate(rows))
 
     @property
     def weight(self) -> Tensor:
@@ -178,11 +178,11 @@ def optimizer_parts(fragment: Fragment, optimizer: Any) -> tuple[list[Part], dic
         if key in getattr(optimizer, "replica_states", {}):
             continue
         name = f"{fragment.name}/{key}"
-        along, rows = _dimension(optimizer, key), fragment.rows
+        along, rows = _dimensions(optimizer, key), fragment.rows
         if isinstance(value, Tensor) and along is not None and rows is not None:
             shape, block = fragment.slices_along(along, rows)
             # Of the ranks that share the slices, only the first has it.
-            if not any(start for each, (start, _) in enumerate(rows) if each != along):
+            if not any(start for each, (start, _) in enumerate(rows) if each not in along):
                 values = value.detach().reshape(-1)[: block_numel(block)]
                 parts.append(Part(name=name, shape=shape, block=block, start=0, values=values))
         elif isinstance(value, Tensor) and value.shape == fragment.held.holder.shape and key != "step":
@@ -206,8 +206,8 @@ def optimizer_parts(fragment: Fragment, optimizer: Any) -> tuple[list[Part], dic
     return parts, scalars
 
 
-def _dimension(optimizer: Any, key: str) -> int | None:
-    """Return the dimension along which a state has one value per slice; None for other states."""
+def _dimensions(optimizer: Any, key: str) -> tuple[int, ...] | None:
+    """Return the dimensions along which a state has one value per slice; None for other states."""
     return getattr(optimizer, "slice_states", {}).get(key)
 
 
@@ -226,11 +226,11 @@ def state_range(fragment: Fragment, optimizer: Any, key: str, shape: tuple[int, 
         DamagedCheckpointError: a state with one value per slice has another shape, or the weight has no such
             slices.
     """
-    along = _dimension(optimizer, key)
-    if along is not None and along >= len(fragment.logical.shape):
+    along = _dimensions(optimizer, key)
+    if along is not None and along[0] >= len(fragment.logical.shape):
         raise DamagedManifestError(
             f"the state {quoted(key)!r} of {fragment.name} has one value per slice "
-            f"along dimension {along}, and the weight has the shape {fragment.logical.shape}"
+            f"along dimension {along[0]}, and the weight has the shape {fragment.logical.shape}"
         )
     rows = fragment.rows
     if along is not None and rows is not None:
@@ -260,10 +260,10 @@ def state_tensor(fragment: Fragment, optimizer: Any, key: str, shape: tuple[int,
         shape: shape of the whole state in the checkpoint, which `state_range` has checked.
     """
     holder, state = fragment.held.holder, optimizer.state[fragment.held.holder]
-    along = _dimension(optimizer, key)
+    along = _dimensions(optimizer, key)
     if along is not None:
         if key not in state:
-            local = [length if dim == along else 1 for dim, length in enumerate(holder.shape)]
+            local = [length if dim in along else 1 for dim, length in enumerate(holder.shape)]
             state[key] = holder.new_zeros(local)
         rows = fragment.rows
         assert rows is not None, "state_range refuses others"

@@ -204,6 +204,15 @@ class Checkpoint(StoredWeights):
         given = {"vocab_file": vocab_file, "merge_file": merge_file}
         return recorded | {name: path for name, path in given.items() if path is not None}
 
+    def tokenizer_settings(self, vocab_file: Path | None, merge_file: Path | None) -> dict[str, str]:
+        """Return the parameters of the tokenizer, as in a file; the arguments are those of `tokenizer`."""
+        given, section = {"vocab_file": vocab_file, "merge_file": merge_file}, self.resolved.config.tokenizer
+        files = tokenizer_files(section) | {name: path for name, path in given.items() if path}
+        paths = {name.replace("_", "-"): Path(path) for name, path in files.items()}
+        # What is no file here is a name in the hub of models.
+        found = {name: str(path.absolute() if path.exists() else path) for name, path in paths.items()}
+        return {"tokenizer-type": section.tokenizer_type, **found}
+
     @property
     def _fingerprint(self) -> str | None:
         recorded: str | None = self._in_effect.get("model", {}).get("vocab_file")
@@ -260,6 +269,8 @@ def build_sequential(
         device: where its weights are.
     """
     plain = replace(spec, embedding=replace(spec.embedding, multiple=1))
+    # Operators that compute in every data type, because callers choose one, or several.
+    run = replace(run, precision=replace(run.precision, weights="fp64"))
     plan = build_plan(plain, run, SINGLE_PROCESS, vocab_size=vocab_size)
     with torch.device(device):
         model = SequentialModel(plan, loss_fn=_no_loss)

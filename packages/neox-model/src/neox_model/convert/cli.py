@@ -288,6 +288,46 @@ def make_plain(load: Path, output: Path, exact_inputs: bool, packed: bool, **of_
 
 
 @main.command(
+    "upcycle",
+    examples=(
+        "neox-convert upcycle checkpoints --output upcycled --experts 8 --top-k 2",
+        "neox-convert upcycle checkpoints --output upcycled --experts 32 --top-k 8 --granularity 4",
+    ),
+)
+@_takes_checkpoint
+@_OUTPUT
+@click.option("--experts", required=True, type=int, metavar="N", help="Experts of a layer.")
+@click.option("--top-k", required=True, type=int, metavar="K", help="Experts of a token, at least 2.")
+@click.option(
+    "--granularity",
+    type=click.IntRange(min=1),
+    default=1,
+    metavar="G",
+    help="Slices of a feed-forward block, each of which is an expert of 1 / G of its width: a power of two "
+    "that divides N and K; default: 1.",
+)
+@click.option(
+    "--layer",
+    "layers",
+    multiple=True,
+    type=int,
+    metavar="INDEX",
+    help="Layer that gets experts, from 0; may be repeated; default: all.",
+)
+@click.option("--seed", type=int, default=1234, help="Seed of the routers; default: 1234.")
+@_VOCAB_FILE
+@_MERGE_FILE
+def add_experts(load: Path, output: Path, **options: Any) -> None:
+    """Write a dense checkpoint as one of a model with experts that computes the same.
+
+    Each expert is a copy, or a slice, of the layer's feed-forward block. A token passes K / G copies, whose
+    weights add up to 1. The output contains a configuration with which the model is trained.
+    """
+    refuse_existing(output)
+    _convert("convert.upcycle:upcycle", find_checkpoint(load), output, **options)
+
+
+@main.command(
     examples=("neox-convert verify checkpoints exported", "neox-convert verify exported imported --json"),
     exit_codes={0: "equal, or rounded to another data type", 1: "they differ, or a failure"},
 )
@@ -314,7 +354,7 @@ def verify(one: Path, other: Path, vocab_file: Path | None, merge_file: Path | N
         sys.exit(1)
 
 
-def _request(name: str, *folders: Path) -> None:
+def _request(name: str, *folders: Path | None) -> None:
     """Call a function of `requests`, which imports tokenizers, for which `--help` must not wait."""
     resolve_name(f"neox_model.convert.requests:{name}")(*folders)
 

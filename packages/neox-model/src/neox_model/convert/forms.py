@@ -12,7 +12,10 @@ from torch import Tensor
 
 from neox_config.spec.model import Attention
 
-__all__ = ["FUSED_QKV", "FUSED_QKV_TRANSPOSED", "SAME", "SEPARATE_QKV", "TRANSPOSED", "Form"]
+__all__ = [
+    *("FUSED_QKV", "FUSED_QKV_TRANSPOSED", "ONE_PER_EXPERT", "SAME", "SEPARATE_QKV", "TRANSPOSED"),
+    "Form",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +27,14 @@ class Form:
         to_ours: their tensors -> ours.
         is_same: nothing is moved, so that a part of the tensor can be converted alone.
         is_transposed: their matrices are stored as input by output.
+        by_entry: each of theirs is an entry of ours, and each can be converted alone.
     """
 
     to_theirs: Callable[[Tensor, Attention], tuple[Tensor, ...]]
     to_ours: Callable[[tuple[Tensor, ...], Attention], Tensor]
     is_same: bool = False
     is_transposed: bool = False
+    by_entry: bool = False
 
     def rows_to_theirs(self, matrix: Tensor, attention: Attention) -> tuple[Tensor, ...]:
         """Move the rows of a matrix of outputs by anything as the outputs of a weight are moved."""
@@ -71,6 +76,12 @@ TRANSPOSED = Form(
     lambda ours, _: (_transposed(ours),), lambda theirs, _: _transposed(theirs[0]), is_transposed=True
 )
 SEPARATE_QKV = Form(_split, _join)
+# Our matrices of experts are stored as input by output.
+ONE_PER_EXPERT = Form(
+    lambda ours, _: tuple(each.t().contiguous() for each in ours),
+    lambda theirs, _: torch.stack([each.t() for each in theirs]),
+    by_entry=True,
+)
 # All queries, all keys, all values.
 FUSED_QKV = Form(_fuse, _unfuse)
 FUSED_QKV_TRANSPOSED = Form(

@@ -35,7 +35,7 @@ from neox_model.convert.tokenizer_files import (
     stop_tokens,
     write_json,
 )
-from neox_model.convert.weights import HEAD, PRECISIONS, WeightFiles, open_weights
+from neox_model.convert.weights import HEAD, PRECISIONS, WeightFiles, chunks_of_ours, open_weights
 from neox_model.convert.written_checkpoint import recorded_config, write_checkpoint
 from neox_model.convert.yaml_file import CONFIGURATION, write_settings
 
@@ -127,6 +127,8 @@ class HuggingFaceModel:
         stops = stop_tokens(self.folder, self.config, tokenizer)
         return {
             **self.parameters,
+            # The class has no other choice in training.
+            **({"moe-router-type": "topk"} if "moe-num-experts" in self.parameters else {}),
             **dropouts,
             "precision": self.reader.precision,
             "make-vocab-size-divisible-by": padding_multiple(entries, self.rows),
@@ -242,13 +244,8 @@ class Reader:
         Raises:
             ConversionError: a value is not finite.
         """
-        if tensor.form.is_same:
-            (name,) = tensor.theirs
-            for chunk in self._files.row_chunks(name, tensor.shape[0]):
-                yield self._finite(tensor, chunk)
-            return
-        parts = tuple(self._files.whole(name) for name in tensor.theirs)
-        yield self._finite(tensor, tensor.joined(parts))
+        for chunk in chunks_of_ours(self._files, tensor, list(tensor.theirs)):
+            yield self._finite(tensor, chunk)
 
     def _finite(self, tensor: Tensors, values: Tensor) -> Tensor:
         if bool(values.isfinite().all()):

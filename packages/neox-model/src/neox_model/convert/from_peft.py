@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from neox_config import load_config, resolve
-from neox_config.derive.tokenizer import tokenizer_files
-from neox_config.schema.sections.tokenizer import TokenizerSection
 from neox_model.checkpoint.adapters import Adapters
 from neox_model.checkpoint.base import BASE, base_record
 from neox_model.convert.checkpoints import model_parameters
@@ -81,7 +79,7 @@ def from_peft(
         "lora-alpha": imported.packing.our_alpha,
         "lora-dropout": options.dropout,
         "lora-target-modules": imported.kinds,
-        **_tokenizer_settings(config.tokenizer, vocab_file, merge_file),
+        **checkpoint.tokenizer_settings(vocab_file, merge_file),
         **({"stop-tokens": checkpoint.stop_tokens} if checkpoint.stop_tokens else {}),
         "lora-base": record["folder"],
     }
@@ -100,14 +98,3 @@ def from_peft(
         result |= provenance(folder, written, packages=("transformers", "peft"), read=read)
         write_json(aside / "verification.json", result)
     return result
-
-
-def _tokenizer_settings(
-    section: TokenizerSection, vocab_file: Path | None, merge_file: Path | None
-) -> dict[str, str]:
-    given = {"vocab_file": vocab_file, "merge_file": merge_file}
-    files = tokenizer_files(section) | {name: path for name, path in given.items() if path}
-    paths = {name.replace("_", "-"): Path(path) for name, path in files.items()}
-    # What is no file here is a name in the hub of models.
-    found = {name: str(path.absolute() if path.exists() else path) for name, path in paths.items()}
-    return {"tokenizer-type": section.tokenizer_type, **found}

@@ -91,19 +91,28 @@ def load_config(folder: Path, family: Family) -> Any:
     """Return the configuration as the class reads it."""
     kind = _class(family)
     with _reporting(ConversionError, f"cannot read {folder / 'config.json'}"):
-        return kind.config_class.from_pretrained(folder, local_files_only=True)
+        return _plain(kind.config_class.from_pretrained(folder, local_files_only=True))
+
+
+def _plain(config: Any) -> Any:
+    """Let experts be computed one after the other: grouped products require widths of 16 bytes."""
+    config._experts_implementation = "eager"
+    return config
 
 
 def load_model(folder: Path, family: Family) -> Any:
     """Return the model in float32; raise ProofError if weights are missing, unexpected or misshapen."""
-    kind = _class(family)
+    kind, config = _class(family), load_config(folder, family)
     with _reporting(ProofError, f"cannot load {folder}"):
         model, info = kind.from_pretrained(
             folder,
+            config=config,
             local_files_only=True,
             output_loading_info=True,
             dtype=torch.float32,
             attn_implementation="eager",
+            # The other ones are for widths of a multiple of 16 bytes.
+            experts_implementation="eager",
         )
     problems = [
         f"{what.removesuffix('_keys').replace('_', ' ')}: {', '.join(sorted(map(str, info[what])))}"
@@ -170,8 +179,13 @@ def one_layer_model(config: Any, family: Family, layer: int) -> Any:
         }
         count = getattr(type(config), "attribute_map", {}).get("num_hidden_layers", "num_hidden_layers")
         values |= {count: 1, "vocab_size": 1}
+        if "mlp_only_layers" in values:
+            has_experts = (
+                layer not in config.mlp_only_layers and (layer + 1) % config.decoder_sparse_step == 0
+            )
+            values |= {"mlp_only_layers": [] if has_experts else [0], "decoder_sparse_step": 1}
         values |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-        return kind(type(config)(**values)).eval().base_model
+        return kind(_plain(type(config)(**values))).eval().base_model
 
 
 def computed(model: Any, *arguments: Any, **options: Any) -> Any:

@@ -31,7 +31,7 @@ from neox_model.convert.tokenizer_files import (
     write_json,
     write_tokenizer,
 )
-from neox_model.convert.weights import write_weights
+from neox_model.convert.weights import chunks_alike, write_weights
 
 __all__ = ["to_hf", "write_descriptions"]
 
@@ -114,6 +114,8 @@ def _planned(
         for name, (rows, *others) in tensor.theirs.items():
             whole, parts = family.joined_parts(name)
             shape = (rows * len(parts), *others)
+            if family.has_columns_in_turn(whole):
+                shape = (rows, *others[:-1], others[-1] * len(parts))
             planned.setdefault(whole, StreamedTensor(whole, shape, dtypes[tensor.ours]))
     return list(planned.values())
 
@@ -131,8 +133,16 @@ def _values(
             waiting[name] = chunks
             whole, parts = family.joined_parts(name)
             if all(part in waiting for part in parts):
-                yield whole, chain.from_iterable([waiting.pop(part) for part in parts])
+                found = [waiting.pop(part) for part in parts]
+                in_turn = family.has_columns_in_turn(whole)
+                yield whole, _in_turn(found) if in_turn else chain.from_iterable(found)
     assert not waiting, f"parts of a tensor alone: {list(waiting)}"
+
+
+def _in_turn(parts: Sequence[Iterable[Tensor]]) -> Iterator[Tensor]:
+    """Yield the chunks of a tensor that has the columns of others in turn, given theirs."""
+    for chunks in zip(*parts, strict=True):
+        yield torch.stack(chunks, dim=-1)
 
 
 def _chunks(weights: StoredWeights, tensor: Tensors, dtype: torch.dtype) -> Iterator[Iterable[Tensor]]:
@@ -141,8 +151,8 @@ def _chunks(weights: StoredWeights, tensor: Tensors, dtype: torch.dtype) -> Iter
         chunks = weights.row_chunks(tensor.ours, tensor.shape[0])
         yield (_converted(weights, tensor.ours, each, dtype) for each in chunks)
         return
-    whole = _converted(weights, tensor.ours, weights.whole(tensor.ours), dtype)
-    yield from ([part] for part in tensor.split(whole))
+    for chunk in chunks_alike(weights, tensor):
+        yield from ([part] for part in tensor.split(_converted(weights, tensor.ours, chunk, dtype)))
 
 
 def _converted(weights: StoredWeights, name: str, values: Tensor, dtype: torch.dtype) -> Tensor:

@@ -37,6 +37,8 @@ class _Theirs:
         self._files, self.model = open_weights(folder, self.family, self.family.read(self.config))
         stored = [name for name in self._files.tensors if not self.family.is_ignored(name)]
         # Today's names.
+        whole = {self._files.whole_name(part) for part in self._files.parts}
+        stored = [*(name for name in stored if name not in whole), *self._files.parts]
         self._names = {self.family.usual_name(name): name for name in stored}
         if len(self._names) < len(stored):
             again = sorted(set(stored) - set(self._names.values()))
@@ -47,11 +49,11 @@ class _Theirs:
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Return the shapes of the tensors by name."""
-        return {name: self._files.tensors[stored].shape for name, stored in self._names.items()}
+        return {name: self._files.shape(stored) for name, stored in self._names.items()}
 
     def dtype(self, name: str) -> torch.dtype:
         """Return a tensor's stored dtype."""
-        return self._files.tensors[self._names[name]].dtype
+        return self._files.dtype(self._names[name])
 
     def row_chunks(self, name: str) -> Iterator[Tensor]:
         """Yield a tensor's rows, some at a time."""

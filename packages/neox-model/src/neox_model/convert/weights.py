@@ -30,6 +30,7 @@ from neox_model.checkpoint.shards import raw_bytes
 from neox_model.checkpoint.stream import StreamedTensor
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.families import Family
+from neox_model.convert.families.family import Tensors
 
 __all__ = [
     "CHUNK",
@@ -39,6 +40,8 @@ __all__ = [
     "Stored",
     "TensorReader",
     "WeightFiles",
+    "chunks_alike",
+    "chunks_of_ours",
     "open_weights",
     "write_weights",
 ]
@@ -113,6 +116,7 @@ class WeightFiles(TensorReader):
         files: the files with tensors.
         tensors: name -> where the tensor is.
         parts: name -> tensor, its first row and the shape, of rows that can be read as a tensor.
+        columns: name -> tensor, the first column and the step, of columns that can be read as a tensor.
 
     Raises:
         ConversionError: there are no weights, or a file is missing or damaged.
@@ -124,6 +128,7 @@ class WeightFiles(TensorReader):
         self._open: dict[Path, ShardFile] = {}
         self.tensors: dict[str, Stored] = {}
         self.parts: dict[str, tuple[str, int, tuple[int, ...]]] = {}
+        self.columns: dict[str, tuple[str, int, int]] = {}
         for file in self.files:
             if file.suffix == ".bin":
                 described = {name: (each.dtype, tuple(each.shape)) for name, each in _unpickled(file).items()}
@@ -146,25 +151,52 @@ class WeightFiles(TensorReader):
         """Return the name under which a tensor of a family's table can be read; None if it is not stored.
 
         Raises:
-            ConversionError: it is part of a tensor whose rows cannot be divided.
+            ConversionError: it is part of a tensor whose rows or columns cannot be divided.
         """
+        if name in self.parts:
+            return name
         whole, parts = family.joined_parts(name)
         stored = family.stored_name(whole, self.tensors)
         if stored is None or len(parts) == 1:
             return stored
-        rows, *others = self.shape(stored)
-        size, rest = divmod(rows, len(parts))
+        in_turn, shape = family.has_columns_in_turn(whole), self.shape(stored)
+        rows, *others = shape
+        size, rest = divmod(shape[-1] if in_turn else rows, len(parts))
         if rest:
+            what = f"{shape[-1]:,} columns" if in_turn else f"{rows:,} rows"
             raise ConversionError(
-                f"{self.folder}: {stored} has {rows:,} rows, which are not {len(parts)} equal parts; copy "
-                "the folder again"
+                f"{self.folder}: {stored} has {what}, which are not {len(parts)} equal parts; copy the "
+                "folder again"
             )
+        if in_turn:
+            self.columns[name] = stored, parts.index(name), len(parts)
+            return name
         self.parts[name] = stored, parts.index(name) * size, (size, *others)
         return name
 
+    def divide(self, family: Family) -> None:
+        """Make the parts of tensors that are stored as transformers has them in memory readable.
+
+        Raises:
+            ConversionError: the rows of one cannot be divided.
+        """
+        for stored, tensor in self.tensors.items():
+            names = family.in_files(family.usual_name(stored), sum(tensor.shape[:1]))
+            if names in ([stored], [family.usual_name(stored)]):
+                continue
+            size, rest = divmod(prod(tensor.shape[:-1]), max(1, len(names)))
+            if rest:
+                raise ConversionError(
+                    f"{self.folder}: {stored} has the shape {tensor.shape}, whose rows are not {len(names)} "
+                    "equal parts; copy the folder again"
+                )
+            for index, name in enumerate(names):
+                self.parts[name] = stored, index * size, (size, *tensor.shape[-1:])
+
     def whole_name(self, name: str) -> str:
         """Return the name of the tensor that contains a tensor or a part."""
-        return self.parts[name][0] if name in self.parts else name
+        found = self.parts.get(name) or self.columns.get(name)
+        return name if found is None else found[0]
 
     def dtype(self, name: str) -> torch.dtype:
         """Return the stored dtype of a tensor or a part."""
@@ -172,10 +204,17 @@ class WeightFiles(TensorReader):
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor or a part."""
+        if name in self.columns:
+            stored, _, step = self.columns[name]
+            *others, columns = self.tensors[stored].shape
+            return (*others, columns // step)
         return self.parts[name][2] if name in self.parts else self.tensors[name].shape
 
     def elements(self, name: str, start: int, stop: int) -> Tensor:
         """Return a copy of some elements of a tensor or a part, in row-major order."""
+        if name in self.columns:
+            stored, first, step = self.columns[name]
+            return self.elements(stored, start * step, stop * step)[first::step].clone()
         if name in self.parts:
             name, row, shape = self.parts[name]
             first = row * prod(shape[1:])
@@ -200,6 +239,32 @@ class WeightFiles(TensorReader):
         )
 
 
+def chunks_of_ours(theirs: TensorReader, tensor: Tensors, names: Sequence[str]) -> Iterator[Tensor]:
+    """Yield the values of a tensor of ours in row-major order, given theirs.
+
+    Args:
+        theirs: reads them.
+        tensor: ours; of the vocabulary, the first rows of theirs are read.
+        names: of its parts, as they are read.
+    """
+    if tensor.form.is_same:
+        yield from theirs.row_chunks(names[0], tensor.shape[0])
+    elif tensor.form.by_entry:
+        yield from (tensor.joined((theirs.whole(name),)) for name in names)
+    else:
+        yield tensor.joined(tuple(theirs.whole(name) for name in names))
+
+
+def chunks_alike(ours: TensorReader, tensor: Tensors) -> Iterator[Tensor]:
+    """Yield the values of a tensor of ours in the chunks of `chunks_of_ours`."""
+    if tensor.form.is_same:
+        yield from ours.row_chunks(tensor.ours, tensor.shape[0])
+    elif tensor.form.by_entry:
+        yield from (ours.rows(tensor.ours, entry, entry + 1) for entry in range(tensor.shape[0]))
+    else:
+        yield ours.whole(tensor.ours)
+
+
 def open_weights(folder: Path, family: Family, stated: ModelSpec) -> tuple[WeightFiles, ModelSpec]:
     """Return the tensors of a model of transformers, and the model.
 
@@ -215,6 +280,9 @@ def open_weights(folder: Path, family: Family, stated: ModelSpec) -> tuple[Weigh
         ConversionError: there are no weights, or a file is missing or damaged.
     """
     files = WeightFiles(folder)
+    files.divide(family)
+    if family.packed and any(name.endswith(family.packed) for name in files.tensors):
+        raise family.refusal_of_packed(str(folder))
     embedding, head = (
         family.stored_name(family.weight_outside(name), files.tensors) for name in (TOKEN_EMBEDDING, HEAD)
     )

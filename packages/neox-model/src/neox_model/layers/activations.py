@@ -50,8 +50,8 @@ GATED_ACTIVATIONS: dict[str, Activation] = {
 def clamped_swiglu(
     up: Tensor,
     gate: Tensor,
-    up_bias: Tensor | None,
-    gate_bias: Tensor | None,
+    up_bias: Tensor | None = None,
+    gate_bias: Tensor | None = None,
     *,
     limit: float | None,
     alpha: float,

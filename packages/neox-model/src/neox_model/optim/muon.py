@@ -40,6 +40,9 @@ COEFFICIENTS: Mapping[str, Sequence[_Coefficients]] = {
 
 _SMALLEST_NORM = 1e-7
 
+# The dimensions of a stack of matrices: [matrices, inputs, outputs], where a matrix is [outputs, inputs].
+_STACK = 3
+
 # (repetitions, count, height, columns) -> the matrices that are made orthogonal; None: the whole weight is.
 _MATRICES: Mapping[str, Callable[[Tensor], Tensor] | None] = {
     "together": None,
@@ -59,7 +62,8 @@ class Muon(WeightOptimizer):
     updates, to the last bit, but accepts only matrices, whole on each rank. Here the momentum of a matrix
     that tensor-parallel ranks split is gathered before it is made orthogonal. Where data-parallel ranks
     divide the rows of all weights, each of them makes the momenta of its share of the matrices orthogonal,
-    and sends the rows of the results back.
+    and sends the rows of the results back. A weight of three dimensions is a stack of matrices, such as those
+    of experts, whose rows are their inputs: each is made orthogonal, on the rank that has it.
 
     Args:
         parameters: parameter groups, each with `weight_decay`, and `is_of_matrices`: True for Muon.
@@ -87,14 +91,14 @@ class Muon(WeightOptimizer):
         row_group: the ranks that divide the rows of all weights (ZeRO).
 
     Attributes:
-        slice_states: state -> the dimension of the weight along which it has one value per slice.
+        slice_states: state -> the dimensions of the weight along which it has one value per slice.
 
     Source: arXiv:2502.16982, section 2.1 and 2.2 (match_rms_adamw); kellerjordan.github.io/posts/muon
     (quintic, original); arXiv:2505.16932 (polar_express: its method, with the bound 0.003);
     arXiv:2510.05491, algorithm 1 (row_beta); arXiv:2510.12402 (cautious_decay).
     """
 
-    slice_states: Mapping[str, int] = {"row_variance": 0}
+    slice_states: Mapping[str, tuple[int, ...]] = {"row_variance": (0, 2)}
 
     def __init__(
         self,
@@ -133,21 +137,23 @@ class Muon(WeightOptimizer):
     def _apply(self) -> None:
         matrices = []
         for parameter, gradient, group in self._trained():
-            if group["is_of_matrices"]:
-                matrices.append((parameter, group))
-            else:
+            if not group["is_of_matrices"]:
                 self._update_other(parameter, gradient, group)
+            elif parameter.dim() == _STACK:
+                self._update_matrices([(parameter, group)], SINGLE_RANK)
+            else:
+                matrices.append((parameter, group))
         # Ranks that compute at the same time have matrices of about the same size.
         matrices.sort(key=lambda pair: whole_shape_of(pair[0]).numel(), reverse=True)
         for start in range(0, len(matrices), self._row_group.size):
-            self._update_matrices(matrices[start : start + self._row_group.size])
+            self._update_matrices(matrices[start : start + self._row_group.size], self._row_group)
 
-    def _update_matrices(self, matrices: Sequence[tuple[Tensor, dict[str, Any]]]) -> None:
-        """Update matrices, of which each rank of the row group makes one momentum orthogonal."""
+    def _update_matrices(self, matrices: Sequence[tuple[Tensor, dict[str, Any]]], ranks: Group) -> None:
+        """Update matrices, of which each of the ranks makes one momentum orthogonal, or a stack of them."""
         directions = [self._direction(parameter, group) for parameter, group in matrices]
-        exchange = RowExchange([self._local_shape(parameter) for parameter, _ in matrices], self._row_group)
+        exchange = RowExchange([self._local_shape(parameter) for parameter, _ in matrices], ranks)
         direction = exchange.gather(directions)
-        step = None if direction is None else self._step_of(matrices[self._row_group.rank][0], direction)
+        step = None if direction is None else self._step_of(matrices[ranks.rank][0], direction)
         for (parameter, group), part in zip(matrices, exchange.scatter(step, directions[0]), strict=True):
             scaled, factor = self._scaled(parameter, part, group["eps"])
             self._decay(parameter, scaled, group["lr"] * group["weight_decay"])
@@ -163,13 +169,12 @@ class Muon(WeightOptimizer):
         direction = gradient.lerp(mean, momentum) if self._nesterov else mean
         return direction.to(self._dtype)
 
-    def _local_shape(self, parameter: Tensor) -> tuple[int, int]:
+    def _local_shape(self, parameter: Tensor) -> tuple[int, ...]:
         """Return the shape of what this tensor-parallel rank has of a matrix, with the rows of all ranks."""
         shape, dim = list(whole_shape_of(parameter)), split_dim_of(parameter)
         if dim is not None:
             shape[dim] //= self._model_group.size
-        rows, columns = shape
-        return rows, columns
+        return tuple(shape)
 
     def _step_of(self, parameter: Tensor, direction: Tensor) -> Tensor:
         """Return the part of the orthogonal matrix that belongs to this tensor-parallel rank's direction."""
@@ -201,9 +206,17 @@ class Muon(WeightOptimizer):
 
     def _scaled(self, parameter: Tensor, part: Tensor, eps: float) -> tuple[Tensor, float]:
         """Return this rank's rows of a step, and a factor that they still have to be multiplied by."""
-        blocks, (rows, columns) = self._blocks(parameter), whole_shape_of(parameter)
+        blocks, shape = self._blocks(parameter), whole_shape_of(parameter)
+        # Those of the map from inputs to outputs: of a stack, what is stored is transposed.
+        rows, columns = shape[2 if parameter.dim() == _STACK else 0], shape[1]
         if blocks is None and not self._row_beta:
             return part, self._scale(rows, columns)
+        if parameter.dim() == _STACK:
+            part, own = self._with_divided_rows(parameter, part.to(parameter.dtype), eps)
+            total = own.sum(2, keepdim=True)
+            if split_dim_of(parameter) == 2:
+                total = all_reduce(total, self._model_group)
+            return part * self._factor(total, rows, columns), 1.0
         first, last = rows_of(parameter)
         squares = parameter.new_ones(rows, 1)
         if self._row_beta:
@@ -215,13 +228,16 @@ class Muon(WeightOptimizer):
 
         def factors(of_rows: Tensor) -> Tensor:
             height = of_rows.shape[-2]
-            factors = torch.full_like(of_rows, self._scale(height, columns))
-            if self._row_beta:
-                norm = of_rows.sum(-2, keepdim=True).sqrt().clamp(min=_SMALLEST_NORM)
-                factors.mul_(sqrt(min(height, columns))).div_(norm)
-            return factors
+            if not self._row_beta:
+                return torch.full_like(of_rows, self._scale(height, columns))
+            return self._factor(of_rows.sum(-2, keepdim=True), height, columns).expand_as(of_rows)
 
         return part * self._of_each(factors, squares, blocks)[first:last], 1.0
+
+    def _factor(self, squares: Tensor, rows: int, columns: int) -> Tensor:
+        """Return the factors of matrices with these sums of squares: of the norm of orthogonal ones."""
+        norm = squares.sqrt().clamp(min=_SMALLEST_NORM)
+        return torch.full_like(norm, self._scale(rows, columns)).mul_(sqrt(min(rows, columns))).div_(norm)
 
     def _with_divided_rows(self, parameter: Tensor, part: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """Divide rows by the roots of their mean squares; return them, and their sums of squares.
@@ -229,11 +245,11 @@ class Muon(WeightOptimizer):
         The columns of a row may be on several tensor-parallel ranks.
         """
         state, columns = self.state[parameter], whole_shape_of(parameter)[1]
-        if "row_variance" not in state:
-            state["row_variance"] = parameter.new_zeros(len(parameter), 1)
         squares = part.square().sum(1, keepdim=True)
         if split_dim_of(parameter) == 1:
             squares = all_reduce(squares, self._model_group)
+        if "row_variance" not in state:
+            state["row_variance"] = torch.zeros_like(squares)
         variance = state["row_variance"].lerp_(squares / columns, 1 - self._row_beta)
         roots = variance.sqrt().add_(eps)
         return part / roots, squares / roots.square()

@@ -6,7 +6,7 @@ from typing import Any
 from torch.nn import Parameter
 
 from neox_config.spec.run import Multipliers
-from neox_model.parallel.logical import whole_shape_of
+from neox_model.parallel.logical import is_matrix
 
 __all__ = ["split_by_kind", "split_by_multipliers", "split_by_weight_decay"]
 
@@ -27,7 +27,7 @@ def split_by_weight_decay(parameters: Iterable[Parameter], weight_decay: float) 
     for parameter in parameters:
         if parameter.requires_grad and id(parameter) not in seen:
             seen.add(id(parameter))
-            (decayed if len(whole_shape_of(parameter)) >= 2 else plain).append(parameter)
+            (decayed if is_matrix(parameter) else plain).append(parameter)
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 

@@ -1,6 +1,7 @@
 """Matrices whose rows are divided over ranks, exchanged so that each rank computes with one whole matrix."""
 
 from collections.abc import Sequence
+from math import prod
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ class RowExchange:
         group: the ranks that divide the rows of every matrix (see `first_row`).
     """
 
-    def __init__(self, shapes: Sequence[tuple[int, int]], group: Group) -> None:
+    def __init__(self, shapes: Sequence[tuple[int, ...]], group: Group) -> None:
         assert 0 < len(shapes) <= group.size, "one matrix for each rank"
         self._group = group
         self._shapes = list(shapes)
@@ -63,12 +64,11 @@ class RowExchange:
         received = like.new_empty(sum(self._of_matrices))
         self._exchange(received, sent, self._of_matrices, self._of_ranks)
         parts = received.split(self._of_matrices)
-        return [part.view(-1, columns) for part, (_, columns) in zip(parts, self._shapes, strict=False)]
+        return [part.view(-1, *shape[1:]) for part, shape in zip(parts, self._shapes, strict=False)]
 
-    def _elements(self, shape: tuple[int, int], rank: int) -> int:
-        rows, columns = shape
-        first, last = (first_row(rows, rank=each, size=self._group.size) for each in (rank, rank + 1))
-        return (last - first) * columns
+    def _elements(self, shape: tuple[int, ...], rank: int) -> int:
+        first, last = (first_row(shape[0], rank=each, size=self._group.size) for each in (rank, rank + 1))
+        return (last - first) * prod(shape[1:])
 
     def _exchange(self, received: Tensor, sent: Tensor, takes: list[int], gives: list[int]) -> None:
         all_to_all_single(received, sent, takes, gives, group=self._group.process_group)

@@ -33,12 +33,12 @@ class SM3(WeightOptimizer):
         row_group: the ranks that divide the rows of all weights (ZeRO).
 
     Attributes:
-        slice_states: state -> the dimension of the weight along which it has one value per slice.
+        slice_states: state -> the dimensions of the weight along which it has one value per slice.
 
     Source: arXiv:1901.11150, algorithm SM3-II with momentum; `beta` and `eps` as in GPT-NeoX.
     """
 
-    slice_states: Mapping[str, int] = {"accumulator_0": 0, "accumulator_1": 1}
+    slice_states: Mapping[str, tuple[int, ...]] = {"accumulator_0": (0,), "accumulator_1": (1,)}
 
     def __init__(
         self,

@@ -170,14 +170,15 @@ class RowParallelLinear(_SplitLinear):
 
         Args:
             inputs: this rank's part of the input.
-            reduces: False: return this rank's partial result, and the bias, for the sum over ranks. A matrix
-                with an adapter must reduce.
+            reduces: False: return this rank's partial result, and the bias, for the sum over ranks. The form
+                of an adapter says so too (`is_summed_later`).
             product: function of (inputs, weight, bias or None) that computes the product. With another than
                 torch's the matrix has no adapter, and its operands are its own.
         """
         inputs, weight, bias = self.operands(inputs)
         if not reduces:
-            return product(inputs, weight, None), bias
+            outputs = product(inputs, weight, None)
+            return outputs if self.adapter is None else outputs + self.adapter(inputs), bias
         added = None if self.skip_bias else bias
         if self.group.size == 1:
             outputs = product(inputs, weight, added)

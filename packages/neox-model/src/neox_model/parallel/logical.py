@@ -27,6 +27,7 @@ __all__ = [
     "blocks_of",
     "copy_description",
     "is_expert",
+    "is_matrix",
     "is_stage_copy",
     "logical_parameter",
     "master_weight",
@@ -91,6 +92,7 @@ class Logical:
         split_dim: the dimension that is split over tensor-parallel ranks; None if each has a copy.
         blocks: the order of the rows of several matrices in one; None for one matrix.
         kind: a key of `RunSpec.multipliers`; None: a vector, or there are none.
+        is_biases: each row is the bias of an expert, and the tensor no matrix.
         is_expert: its first dimension is that of experts, which data-parallel ranks divide.
     """
 
@@ -100,6 +102,7 @@ class Logical:
     split_dim: int | None
     blocks: RowBlocks | None = None
     kind: str | None = None
+    is_biases: bool = False
     is_expert: bool = False
 
     @property
@@ -153,6 +156,7 @@ def logical_parameter(
     pad: bool = False,
     blocks: RowBlocks | None = None,
     kind: str | None = None,
+    is_biases: bool = False,
     experts: Group | None = None,
 ) -> nn.Parameter:
     """Return this rank's part of a logical tensor, uninitialized.
@@ -167,6 +171,7 @@ def logical_parameter(
         pad: add padding rows on the last ranks instead of refusing sizes that do not divide.
         blocks: the order of the rows of several matrices in one; None for one matrix.
         kind: see `Logical`; None: that of `init`.
+        is_biases: see `Logical`.
         experts: the ranks that divide the first dimension, which is that of experts; None: it is another one.
 
     Raises:
@@ -192,7 +197,7 @@ def logical_parameter(
     split = split_dim if group.size > 1 else None
     kind = kind or getattr(init, "kind", None)
     is_expert = experts is not None and experts.size > 1
-    logical = Logical(tuple(shape), tuple(slices), init, split, blocks, kind, is_expert)
+    logical = Logical(tuple(shape), tuple(slices), init, split, blocks, kind, is_biases, is_expert)
     parameter.logical = logical  # type: ignore[attr-defined]
     if logical.model_parallel:
         # For DeepSpeed's norms: sum this parameter over ranks instead of counting it once.
@@ -266,6 +271,12 @@ def blocks_of(parameter: Tensor) -> RowBlocks | None:
     """Return the order of rows of a parameter or master weight that is several matrices in one, or None."""
     logical: Logical | None = getattr(parameter, "logical", None)
     return None if logical is None else logical.blocks
+
+
+def is_matrix(parameter: Tensor) -> bool:
+    """Return True for a matrix, or several, also if this rank holds it in another shape."""
+    logical: Logical | None = getattr(parameter, "logical", None)
+    return len(whole_shape_of(parameter)) >= 2 and (logical is None or not logical.is_biases)
 
 
 def is_stage_copy(parameter: Tensor) -> bool:

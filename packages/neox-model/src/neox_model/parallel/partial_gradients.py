@@ -16,13 +16,25 @@ from neox_model.parallel.collectives import all_reduce, summed_copy
 from neox_model.parallel.gradient_reduction import in_buckets
 from neox_model.parallel.groups import Group
 
-__all__ = ["has_partial_gradient", "mark_partial", "sum_partial_gradients", "take_over_sums"]
+__all__ = [
+    "ensure_partial",
+    "has_partial_gradient",
+    "mark_partial",
+    "sum_partial_gradients",
+    "take_over_sums",
+]
 
 
 def mark_partial(parameter: nn.Parameter, group: Group) -> None:
     """Mark a parameter of which every rank of a group computes a part of the gradient, and sum the parts."""
     # Rows of the parameter that `fully_shard` makes are marked alike (copy_description); no hook sums these.
     parameter.partial_gradient = parameter.register_hook(partial(summed_copy, group=group))  # type: ignore[attr-defined]
+
+
+def ensure_partial(parameter: nn.Parameter, group: Group) -> None:
+    """Mark it, unless it is marked, as one of a group that splits the sequence is, or there is one rank."""
+    if group.size > 1 and not has_partial_gradient(parameter):
+        mark_partial(parameter, group)
 
 
 def has_partial_gradient(parameter: Tensor) -> bool:

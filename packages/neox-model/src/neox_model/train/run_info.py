@@ -18,11 +18,12 @@ import torch
 from torch import nn
 
 from neox_config.estimate import flops_per_token
+from neox_config.estimate.parameters import active_parameters
 from neox_config.estimate.resolved import estimate_resolved
 from neox_config.extras.compression.fields import LayerReduction
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_config.pluralize import pluralize
-from neox_config.spec.model import ModelSpec
+from neox_config.spec.model import Experts, ModelSpec
 from neox_config.spec.resolve import derived_values
 from neox_config.spec.resume import flat_values
 from neox_config.spec.run import RunSpec
@@ -84,6 +85,7 @@ def run_info(run: Run, *, weights: str | None) -> dict[str, Any]:
             "device": device,
             "memory_bytes": {**asdict(memory), "total": memory.total},
             "parameters": estimate.total_parameters,
+            "active_parameters": estimate.active_parameters,
             "flops_per_token": estimate.flops_per_token,
             "causal_flops_per_token": estimate.causal_flops_per_token,
             "flops_per_iteration": estimate.flops_per_iteration,
@@ -164,9 +166,11 @@ def model_throughput(spec: ModelSpec, run: RunSpec, model: nn.Module, groups: Gr
     stages = all_gather_object(groups.control, held) if groups.pipe.size > 1 else [held]
     held = {name: parameter for stage in stages for name, parameter in stage.items()}
     layers = pluralize(len(spec.layers), "layer")
-    logger.info("the model has %s in %s", describe_size(list(held.values())), layers)
     # Towers have a prefix, and vocabularies of one size.
     entries = next(shape[0] for name, (shape, _) in held.items() if name.endswith(TOKEN_EMBEDDING))
+    has_experts = any(isinstance(layer.channel, Experts) for layer in spec.layers)
+    used = f", of which a token uses {active_parameters(spec, entries):,}" if has_experts else ""
+    logger.info("the model has %s in %s%s", describe_size(list(held.values())), layers, used)
     flops = partial(flops_per_token, spec, entries=entries, length=run.batch.length)
     return Throughput(
         flops_per_token=flops(),

@@ -44,7 +44,8 @@ class AdaptersSection(Section, resume="model"):
         origin="ours",
         used_when=_WHEN_ON,
         doc="Matrices with an adapter: qkv and dense of attention, up, gate (of a gated activation) and down "
-        "of the feed-forward block.",
+        "of the feed-forward block. Of experts, each has its own adapter, and a shared expert too; routers "
+        "have none.",
     )
     lora_base: PathText | None = param(
         None,

@@ -13,7 +13,7 @@ _TOP_K = "moe_num_experts is above 1 and moe_router_type is topk"
 class ExpertsSection(Section, resume="model"):
     """Mixture of experts: a router sends each token to a few of many feed-forward blocks, the experts.
 
-    No token is dropped, whatever the experts' shares are. Experts have no biases.
+    No token is dropped, whatever the experts' shares are.
     """
 
     moe_num_experts: int = param(
@@ -78,6 +78,41 @@ class ExpertsSection(Section, resume="model"):
         used_when=_WHEN_ON,
         doc="Divide the weights of a token's experts by their sum, as in Mixtral.",
     )
+    moe_weight_scale: float = param(
+        1.0,
+        origin="ours",
+        gt=0,
+        le=1_000_000,
+        used_when=_WHEN_ON,
+        doc="Factor of the weights of a token's experts, after they are normalized; DeepSeek-V3 has 2.5.",
+    )
+    moe_router_bias: bool = param(
+        False,
+        origin="ours",
+        used_when=_WHEN_ON,
+        doc="Add a learned bias to the router's logits, and so to scores and weights, as in gpt-oss; "
+        "moe-expert-bias changes the choice alone.",
+    )
+    moe_groups: int = param(
+        1,
+        origin="ours",
+        ge=1,
+        le=65_536,
+        used_when=_TOP_K,
+        source="arXiv:2405.04434 (softmax), arXiv:2412.19437 (sigmoid)",
+        doc="Divide the experts into this many groups of neighbors, of which a token first chooses "
+        "moe-top-groups, and then its experts from these. What a group counts is its largest score with "
+        "moe-scores: softmax, as in DeepSeek-V2, and the sum of its two largest with sigmoid, as in "
+        "DeepSeek-V3, each with the expert's bias.",
+    )
+    moe_top_groups: int = param(
+        1,
+        origin="ours",
+        ge=1,
+        le=65_536,
+        used_when="moe_groups >= 2",
+        doc="Groups of experts among which a token chooses.",
+    )
     moe_jitter_eps: float | None = param(
         None,
         origin="NeoX",
@@ -88,6 +123,12 @@ class ExpertsSection(Section, resume="model"):
         used_when=_TOP_K,
         source="arXiv:2101.03961",
         doc="In training, multiply each input of the router by a random number from 1 - this to 1 + this.",
+    )
+    use_bias_in_experts: bool = param(
+        False,
+        origin="ours",
+        used_when=_WHEN_ON,
+        doc="Add biases to the projections of experts, as in gpt-oss. The shared expert has none.",
     )
     moe_shared_width: int = param(
         0,
@@ -159,5 +200,5 @@ class ExpertsSection(Section, resume="model"):
         le=1,
         resume="training",
         used_when="moe_expert_bias is true",
-        doc="Change of moe-expert-bias at an update; 0 leaves it as it is.",
+        doc="Change of moe-expert-bias at an update; 0 leaves it as it is, and so does lora-rank.",
     )

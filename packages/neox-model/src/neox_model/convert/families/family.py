@@ -50,6 +50,11 @@ _COMMON: Mapping[str, Any] = {
     "layers.channel.limit": None,
     "layers.channel.alpha": 1.0,
     "layers.channel.up_offset": 0.0,
+    "layers.channel.scores": "softmax",
+    "layers.channel.normalized": False,
+    "layers.channel.has_bias": False,
+    "layers.channel.shared_width": 0,
+    "layers.channel.shared_gate": False,
     "layers.residual": "serial",
     "layers.residual_after_norm": False,
     "layers.shares_norm": False,
@@ -61,6 +66,11 @@ _COMMON: Mapping[str, Any] = {
     "adapters": None,
 }
 """What the models of all classes have, unless a table states something else, by path."""
+_UNPACK = (
+    'python -c "from transformers import AutoModelForCausalLM, Mxfp4Config; AutoModelForCausalLM.'
+    "from_pretrained('FOLDER', dtype='bfloat16', quantization_config=Mxfp4Config(dequantize=True))"
+    ".save_pretrained('OUTPUT', save_original_format=False)\"; cp FOLDER/*token* OUTPUT"
+)
 _REQUIRED: Mapping[str, tuple[Any, ...]] = {"quantization_config": (), "is_causal": (True,)}
 """Entries that no class may have otherwise, as in Family."""
 _ABSENT: Mapping[str, Any] = {
@@ -78,9 +88,15 @@ _ABSENT: Mapping[str, Any] = {
     "layers.channel.width": 1,
     "layers.channel.activation": "",
     "layers.channel.bias": False,
+    "layers.channel.number": 2,
+    "layers.channel.chosen": 1,
+    "layers.channel.normalized": False,
+    "layers.channel.shared_width": 1,
+    "layers.channel.limit": None,
+    "layers.channel.alpha": 1.0,
     "head.tied": False,
 }
-"""What is written for a model without such a value, as one without an MLP."""
+"""What is written for a model without such a value, as one without an MLP, or experts."""
 ROTARY: Mapping[str, Any] = {"layers.mixer.position": "Rotary", "layers.mixer.position.fraction": 1.0}
 EPSILON = ("layers.norm.epsilon", "norm.epsilon")
 UNGATED: Mapping[str, str] = {
@@ -183,9 +199,11 @@ class HeadDim:
 
     Args:
         default: the width if there is none; None: it follows from others.
+        always: write it always: transformers computes scaled frequencies from it.
     """
 
     default: int | None = None
+    always: bool = False
 
     def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the width if it is given."""
@@ -195,7 +213,7 @@ class HeadDim:
     def write(self, model: Mapping[str, Any], config: dict[str, Any]) -> None:
         """Add the width if it does not follow from others."""
         width = first(model, _HEAD_WIDTH)
-        if self.default is not None or width * first(model, _HEADS) != model["width"]:
+        if self.always or self.default is not None or width * first(model, _HEADS) != model["width"]:
             config["head_dim"] = width
 
 
@@ -204,11 +222,21 @@ _CHECKS: Mapping[Any, Callable[[Any, str], Any]] = {**CHECKS, type_of(ModelSpec,
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A module of ours (its name in a layer, or in the model), and those of theirs with the same numbers."""
+    """A module of ours (its name in a layer, or in the model), and those of theirs with the same numbers.
+
+    A tensor of ours that is in no module of its own becomes weights of modules.
+
+    Args:
+        ours: its name, or that of one of its tensors.
+        theirs: names of modules; with a form by entry, "{}" stands for the number of the entry.
+        form: how tensors become theirs.
+        kind: name of the tensor in theirs, if `ours` is one.
+    """
 
     ours: str
     theirs: tuple[str, ...]
     form: Form = SAME
+    kind: str = "weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,8 +281,14 @@ class Family:
         required: entries that must be absent or have one of these values.
         dropouts: our parameter -> theirs, None if the class has none; they do not change logits.
         other_names: names in files of other versions -> names in `outside`.
+        in_memory: tensor of theirs in a layer, as transformers has had it in memory since 5.0, and as some
+            files have it -> the modules whose weights are its rows, one after another; those with "{}" once
+            for each of its entries. The tables name these, and files have them.
         joined: module of theirs in a layer -> the modules whose outputs it has, one after another; the tables
             name these.
+        in_turn: tensor of theirs in a layer -> the tensors whose columns it has in turn; the tables name
+            these.
+        packed: endings of tensors in files with quantized weights.
         base_prefix: prefix that files of the model without its head lack.
         ignored: endings of tensors in older files that are not weights.
     """
@@ -268,7 +302,10 @@ class Family:
     required: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     dropouts: Mapping[str, str] = field(default_factory=dict)
     other_names: Mapping[str, str] = field(default_factory=dict)
+    in_memory: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    in_turn: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    packed: tuple[str, ...] = ()
     base_prefix: str = ""
     ignored: tuple[str, ...] = ()
 
@@ -281,6 +318,8 @@ class Family:
         """Return the model of a configuration of this class."""
         for name, allowed in {**_REQUIRED, **self.required}.items():
             value = lookup(config, name)
+            if value is not None and self.packed and name == "quantization_config":
+                raise self.refusal_of_packed("config.json")
             if value is not None and value not in allowed:
                 usable = f"only {' or '.join(map(str, allowed))}" if allowed else "only a model without it"
                 raise ConversionError(
@@ -324,20 +363,44 @@ class Family:
         for name, shape in shapes.items():
             module, _, kind = name.rpartition(".")
             index, part = part_of_layer(module)
-            row = (inside if index is not None else outside).get(part)
-            if row is None:
+            rows = inside if index is not None else outside
+            row = rows.get(f"{part}.{kind}")
+            if row is not None:
+                kind = row.kind
+            elif (row := rows.get(part)) is None:
                 raise ConversionError(f"{self.class_name} has no place for {name}")
             prefix = "" if index is None else self.layer.format(index)
             attention = attention_of(spec.layers[index or 0])
             parts = row.form.to_theirs(torch.empty(shape, device="meta"), attention)
+            modules = row.theirs
+            if row.form.by_entry:
+                modules = tuple(each.format(entry) for entry in range(shape[0]) for each in modules)
             theirs = {
-                f"{prefix}{each}.{kind}": tuple(part.shape)
-                for each, part in zip(row.theirs, parts, strict=True)
+                f"{prefix}{each}.{kind}": tuple(part.shape) for each, part in zip(modules, parts, strict=True)
             }
             yield Tensors(name, shape, theirs, row.form, attention)
 
+    def in_files(self, name: str, entries: int) -> list[str]:
+        """Return the tensors, as the tables name them, whose rows a tensor in memory has.
+
+        Args:
+            name: its name.
+            entries: the length of its first dimension.
+        """
+        for whole, modules in self.in_memory.items():
+            if name.endswith(f".{whole}"):
+                prefix = name.removesuffix(whole)
+                names = (module.format(entry) for entry in range(entries) for module in modules)
+                return [f"{prefix}{each}.weight" for each in dict.fromkeys(names)]
+        return [name]
+
     def joined_parts(self, name: str) -> tuple[str, tuple[str, ...]]:
         """Return the tensor that is stored, and its parts by their names in the tables, given one of them."""
+        for whole, parts in self.in_turn.items():
+            for part in parts:
+                if name.endswith(f".{part}"):
+                    prefix = name.removesuffix(part)
+                    return f"{prefix}{whole}", tuple(f"{prefix}{each}" for each in parts)
         module, _, kind = name.rpartition(".")
         for whole, parts in self.joined.items():
             for part in parts:
@@ -345,6 +408,17 @@ class Family:
                     prefix = module.removesuffix(part)
                     return f"{prefix}{whole}.{kind}", tuple(f"{prefix}{each}.{kind}" for each in parts)
         return name, (name,)
+
+    def has_columns_in_turn(self, whole: str) -> bool:
+        """Return whether the parts of a tensor are its columns in turn, not its rows one after another."""
+        return whole.endswith(tuple(f".{each}" for each in self.in_turn)) if self.in_turn else False
+
+    def refusal_of_packed(self, where: str) -> ConversionError:
+        """Return the error for quantized weights."""
+        return ConversionError(
+            f"{where} has weights in MXFP4, which cannot be trained; write them in bfloat16, copy the "
+            f"tokenizer's files there, and convert that folder: {_UNPACK}"
+        )
 
     def weight_outside(self, ours: str) -> str:
         """Return the name of theirs of a weight of ours that is in no layer."""

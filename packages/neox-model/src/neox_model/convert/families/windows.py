@@ -53,9 +53,11 @@ class OneWindow:
 
     Args:
         default: the window if the entry is absent; null is none.
+        switch: an entry that must be true; none if empty.
     """
 
     default: int | None = 4096
+    switch: str = ""
 
     def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the window of every layer."""
@@ -64,11 +66,15 @@ class OneWindow:
             raise ConversionError(
                 "config.json has several layer_types, but this class has one for all layers"
             )
+        if self.switch and not config.get(self.switch):
+            return {}
         return _windows({"sliding_window": self.default, **config}, [True] * config["num_hidden_layers"])
 
     def write(self, model: Mapping[str, Any], config: dict[str, Any]) -> None:
         """Add the window."""
         config["sliding_window"] = window_sizes(model)[0]
+        if self.switch:
+            config[self.switch] = config["sliding_window"] is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +83,11 @@ class RepeatedWindows:
 
     Args:
         every: n, or the name of an entry with it and its default.
+        tokens: the window if the entry is absent.
     """
 
     every: int | tuple[str, int]
+    tokens: int = 4096
 
     def slides(self, config: Mapping[str, Any]) -> list[bool]:
         """Return whether each layer has a window."""
@@ -92,13 +100,13 @@ class RepeatedWindows:
 
     def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the window of each layer that has one."""
-        return _windows({"sliding_window": 4096, **config}, self.slides(config))
+        return _windows({"sliding_window": self.tokens, **config}, self.slides(config))
 
     def write(self, model: Mapping[str, Any], config: dict[str, Any]) -> None:
         """Add the window and the type of each layer."""
         tokens = window_sizes(model)
         # The classes require a number, even if no layer uses it.
-        config["sliding_window"] = next((each for each in tokens if each is not None), 4096)
+        config["sliding_window"] = next((each for each in tokens if each is not None), self.tokens)
         config["layer_types"] = [FULL if each is None else SLIDING for each in tokens]
 
 

@@ -61,7 +61,7 @@ def matrices_of(family: Family, base: Checkpoint) -> list[Matrix]:
         family: the class of transformers.
         base: the base.
     """
-    shapes = {f"{name}.weight": shape for name, shape in adaptable(base.shapes).items()}
+    shapes = {f"{name}.weight": shape for name, shape in adaptable(base.shapes).items() if len(shape) == 2}
     return [Matrix(each.ours.removesuffix(".weight"), each) for each in family.tensors(base.model, shapes)]
 
 
@@ -81,6 +81,13 @@ class Exported:
         self.adapters, self._family = adapters, family
         adapters.check_base(base.folder, base.shapes)
         self.matrices = [matrix for matrix in matrices if matrix.ours in adapters.matrices]
+        others = sorted(adapters.matrices - {matrix.ours for matrix in self.matrices})
+        if others:
+            raise ConversionError(
+                f"{adapters.folder} has adapters of {others[0]}, the matrices of all experts in one, but "
+                "peft adapts modules with one matrix; merge the adapters (neox-checkpoint merge), or adapt "
+                "others (lora-target-modules)"
+            )
         for matrix in self.matrices:
             whole, parts = family.joined_parts(next(iter(matrix.weight.theirs)))
             if len(parts) > 1:

@@ -111,6 +111,7 @@ def prove_adapters(exported: Exported, base: Base, folder: Path) -> dict[str, An
         What was seen, for `verification.json`.
     """
     sides, figures, files = base.sides, Figures(), WeightFiles(base.sides.folder)
+    files.divide(sides.family)
     stored = WeightFiles(folder, single=WEIGHTS)
     names = adapted_names(meta_model(sides.config, sides.family), folder)
     if names != {name: found.shape for name, found in stored.tensors.items()}:

@@ -20,11 +20,11 @@ from neox_config.pluralize import pluralize
 from neox_config.spec.model import Alibi, Layer, Norm, Rotary, Rpe, Window
 from neox_data.amount_progress import tracked
 from neox_model.convert.checkpoints import Checkpoint
-from neox_model.convert.differences import attention_of, mixers
+from neox_model.convert.differences import attention_of
 from neox_model.convert.errors import ProofError
 from neox_model.convert.neox.files import Key, NeoXFiles
 from neox_model.convert.proof.comparison import Figures
-from neox_model.convert.proof.layers import OneLayer
+from neox_model.convert.proof.layers import OneLayer, kinds_of_layers
 from neox_model.convert.stored import StoredWeights
 from neox_model.convert.weights import HEAD
 from neox_model.layers.activations import ACTIVATIONS, GATED_ACTIVATIONS
@@ -90,8 +90,8 @@ def compare_blocks(files: NeoXFiles, checkpoint: Checkpoint, figures: Figures, *
         order: of shared keys and values in GPT-NeoX's; nothing in the files shows whether it is right.
     """
     spec = checkpoint.model
-    kinds = mixers(spec)
-    seen = [getattr(kind, "pattern", None) for kind in kinds]
+    kinds = kinds_of_layers(spec)
+    seen = [getattr(kind.mixer, "pattern", None) for kind in kinds]
     # In one block of a sparse pattern, and in a window, attention is plain causal attention.
     visible = [
         each.before + 1 if isinstance(each, Window) and each.block == 1 else each.block

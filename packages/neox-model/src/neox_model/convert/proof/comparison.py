@@ -35,6 +35,7 @@ class Figures:
         *,
         where: str = "",
         exact: Callable[[], Tensor] | None = None,
+        where_clear: Tensor | None = None,
     ) -> None:
         """Compare two results.
 
@@ -47,15 +48,22 @@ class Figures:
             theirs: the other result.
             where: what exactly was compared, for messages.
             exact: returns our result, computed in float64.
+            where_clear: what is compared of the first dimensions; None: all.
         """
         if ours.shape != theirs.shape:
             raise ProofError(
                 f"{what}{where}: the shape is {tuple(ours.shape)} here and {tuple(theirs.shape)} there"
             )
+        if where_clear is not None:
+            ours, theirs = ours[where_clear], theirs[where_clear]
+            if not ours.numel():
+                return
         scale, limit = float(theirs.abs().max()) or 1.0, self.limit
         difference = float((ours - theirs).abs().max()) / scale
         if not difference <= limit and exact is not None:
-            rounding = float((ours - exact()).abs().max()) / scale
+            rounding = (
+                float((ours - (exact() if where_clear is None else exact()[where_clear])).abs().max()) / scale
+            )
             self._add(f"{what}: rounding", rounding)
             limit = max(limit, min(_ROUNDINGS * rounding, _MOST))
         if not difference <= limit:

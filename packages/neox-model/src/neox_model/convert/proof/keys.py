@@ -29,8 +29,16 @@ def check_keys(sides: Sides, files: WeightFiles) -> dict[str, int]:
         sides.config.tie_word_embeddings = False
     model, reads = meta_model(sides.config, sides.family), sides.family.class_name
     shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
-    stored = {name: sides.family.stored_name(name, files.tensors) for name in shapes}
-    extra = {name for name in files.tensors if not sides.family.is_ignored(name)} - set(stored.values())
+    # Matrices of experts, which are one tensor in memory.
+    shapes = {
+        part: (prod(shape[:-1]) // len(parts), *shape[-1:]) if len(parts) > 1 else shape
+        for name, shape in shapes.items()
+        for parts in [sides.family.in_files(name, sum(shape[:1]))]
+        for part in parts
+    }
+    stored = {name: files.find(sides.family, name) for name in shapes}
+    used = {files.whole_name(each) for each in stored.values() if each is not None}
+    extra = {name for name in files.tensors if not sides.family.is_ignored(name)} - used
     found = {name: files.shape(each) if each else "none" for name, each in stored.items()}
     for name, there in (found | {name: files.shape(name) for name in sorted(extra)}).items():
         here = shapes.get(name, "none")

@@ -7,17 +7,19 @@ large as what they are added to, so that a wrong one shows.
 
 import logging
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from neox_config.pluralize import pluralize
-from neox_config.spec.model import Mixer, ModelSpec, Window
+from neox_config.spec.model import Layer, ModelSpec, Window
 from neox_config.spec.run import RunSpec
 from neox_data.amount_progress import tracked
 from neox_model.convert.checkpoints import VOCABULARY, build_sequential
-from neox_model.convert.differences import mixers
+from neox_model.convert.differences import mixers, simplest
+from neox_model.convert.proof.choices import clear_choices
 from neox_model.convert.proof.comparison import Figures
 from neox_model.convert.proof.sides import Sides, dtype_of
 from neox_model.convert.reference import computed, one_layer_model
@@ -26,7 +28,7 @@ from neox_model.convert.weights import WeightFiles
 from neox_model.layers.positions import RotaryPosition, lengths_of_requests
 from neox_model.parallel.logical import named_logical_parameters
 
-__all__ = ["OneLayer", "compare_layers", "lengths_of", "one_layer"]
+__all__ = ["OneLayer", "compare_layers", "kinds_of_layers", "lengths_of", "one_layer"]
 
 logger = logging.getLogger(__name__)
 
@@ -52,9 +54,9 @@ def compare_layers(
     sides: Sides, model: ModelSpec, run: RunSpec, files: WeightFiles, figures: Figures
 ) -> None:
     """Compare every layer on short sequences, and the first of each kind on long ones; then rotary tables."""
-    kinds, short = mixers(model), min(_SHORT, model.max_positions)
+    kinds, short = kinds_of_layers(model), min(_SHORT, model.max_positions)
     dtype = dtype_of(sides, files)
-    seen: set[Mixer] = set()
+    seen: set[Layer] = set()
     ours, theirs = None, None
     logger.info("comparing %s", pluralize(len(kinds), "layer"))
     with tracked(enumerate(kinds), len(kinds), "layers compared") as each:
@@ -73,11 +75,17 @@ def compare_layers(
                     inputs = {"inputs_embeds": hidden_BSD * scale, "use_cache": False}
                     with torch.no_grad():
                         found = computed(theirs, **inputs).last_hidden_state
-                    mine = ours.run(hidden_BSD * scale, adds_positions=True)
-                    figures.compare("layer", mine, found, where=where)
+                    compute = partial(ours.run, hidden_BSD * scale, adds_positions=True)
+                    clear = clear_choices(ours.model, compute)
+                    figures.compare("layer", compute(), found, where=where, where_clear=clear)
             if kind not in seen:
                 _compare_rotary(ours, theirs, figures)
             seen.add(kind)
+
+
+def kinds_of_layers(model: ModelSpec) -> list[Layer]:
+    """Return the layers, which are equal if they compute the same with the same weights."""
+    return [replace(layer, owner=None) for layer in simplest(model).layers]
 
 
 class OneLayer:
@@ -91,7 +99,7 @@ class OneLayer:
     """
 
     def __init__(self, weights: StoredWeights, model: ModelSpec, run: RunSpec, layer: int) -> None:
-        self.kind, self.length = mixers(model)[layer], model.max_positions
+        self.kind, self.length = kinds_of_layers(model)[layer], model.max_positions
         self.model = build_sequential(one_layer(model, layer), run, 1)
         self._weights = weights
 
@@ -126,10 +134,11 @@ def _fill(theirs: Any, sides: Sides, files: WeightFiles, layer: int) -> None:
             wanted = here + wanted.removeprefix(first)
         elif parameter is theirs.get_input_embeddings().weight:
             continue
-        stored = sides.family.stored_name(wanted, files.tensors)
-        assert stored is not None, f"{wanted} is there since check_keys"
+        parts = sides.family.in_files(wanted, sum(parameter.shape[:1]))
+        stored = [each for part in parts if (each := files.find(sides.family, part)) is not None]
+        assert len(stored) == len(parts), f"{wanted} is there since check_keys"
         with torch.no_grad():
-            parameter.copy_(files.whole(stored))
+            parameter.copy_(torch.cat([files.whole(each) for each in stored]).view_as(parameter))
 
 
 def _compare_rotary(ours: OneLayer, theirs: Any, figures: Figures) -> None:
@@ -143,7 +152,8 @@ def _compare_rotary(ours: OneLayer, theirs: Any, figures: Figures) -> None:
     kinds = {"layer_type": theirs.config.layer_types[0]} if hasattr(rotary, "layer_types") else {}
     found = rotary(torch.zeros(1, length, 1), torch.arange(length).unsqueeze(0), **kinds)
     for what, mine, other in zip(("cosines", "sines"), tables, found, strict=True):
-        half = other[0, :, : other.shape[-1] // 2]
+        # Most classes repeat the columns for both halves of a head.
+        half = other[0, :, : mine.shape[-1]]
         figures.compare("rotary tables", mine[:length], half, where=f" ({what})")
 
 

@@ -9,14 +9,14 @@ from functools import reduce
 
 import torch
 
-from neox_config.pluralize import pluralize
+from neox_config.pluralize import first_few, pluralize
 from neox_config.spec.model import ModelSpec
 from neox_data.amount_progress import tracked
 from neox_model.convert.checkpoints import VOCABULARY
 from neox_model.convert.errors import ProofError
 from neox_model.convert.proof.rounding import Roundings, compare_values
 from neox_model.convert.proof.sides import Sides
-from neox_model.convert.weights import WeightFiles
+from neox_model.convert.weights import WeightFiles, chunks_alike, chunks_of_ours
 
 __all__ = ["compare_tensors"]
 
@@ -41,20 +41,14 @@ def compare_tensors(sides: Sides, model: ModelSpec, files: WeightFiles) -> list[
             stored = [files.find(sides.family, name) for name in tensor.theirs]
             names = [name for name in stored if name is not None]
             assert len(names) == len(stored), f"{stored} are there since check_keys"
-            if tensor.form.is_same:
-                rows = tensor.shape[0]
-                ours = sides.weights.row_chunks(tensor.ours, rows)
-                pairs = zip(ours, files.row_chunks(names[0], rows), strict=True)
-            else:
-                parts = tuple(files.whole(name) for name in names)
-                pairs = zip([sides.weights.whole(tensor.ours)], [tensor.joined(parts)], strict=True)
+            ours, others = chunks_alike(sides.weights, tensor), chunks_of_ours(files, tensor, names)
             # Of parts with several, the one that holds all: nothing is rounded before it is compared.
             theirs = reduce(torch.promote_types, (files.dtype(name) for name in names))
-            found = compare_values(pairs, (sides.weights.dtype(tensor.ours), theirs))
+            found = compare_values(zip(ours, others, strict=True), (sides.weights.dtype(tensor.ours), theirs))
             roundings.add(found)
             if found.apart and found.rounded != 1:
                 why = found.why(("the checkpoint", "the other"))
-                where = f"of {', '.join(names)} in {sides.folder}"
+                where = f"of {first_few(names, 3)} in {sides.folder}"
                 apart = pluralize(found.apart, f"value {where} is not that", f"values {where} are not those")
                 raise ProofError(f"{apart} of {tensor.ours}{why}")
     return roundings.described()

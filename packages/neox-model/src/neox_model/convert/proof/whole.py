@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from neox_config.spec.model import ModelSpec
 from neox_config.spec.run import RunSpec
 from neox_model.convert.checkpoints import build_sequential, load_into
+from neox_model.convert.proof.choices import clear_choices
 from neox_model.convert.proof.comparison import Figures
 from neox_model.convert.proof.layers import lengths_of
 from neox_model.convert.proof.sides import Sides, dtype_of
@@ -93,7 +94,10 @@ def _compare(
         finally:
             ours.float()  # Which restores every weight.
 
-    figures.compare(what, here() if mine is None else mine, there, where=" logits", exact=exact)
+    clear = clear_choices(ours, here)
+    clear = None if clear is None else clear[:, -_COMPARED_POSITIONS:]
+    mine = here() if mine is None else mine
+    figures.compare(what, mine, there, where=" logits", exact=exact, where_clear=clear)
 
 
 def _theirs(model: Any, tokens_BS: Tensor, rows: int) -> Tensor:

@@ -1,6 +1,7 @@
 """Mixture of experts."""
 
 from neox_model.layers.experts.blocks import (
+    ExpertAdapter,
     ExpertBlocks,
     grouped_product,
     looped_product,
@@ -15,6 +16,7 @@ __all__ = [
     "SCORES",
     "Balance",
     "Dispatcher",
+    "ExpertAdapter",
     "ExpertBlocks",
     "Experts",
     "Router",

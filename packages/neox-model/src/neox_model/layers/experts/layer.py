@@ -7,7 +7,7 @@ computes a part of the gradient of the router, because it has a part of the expe
 Sources: arXiv:1701.06538; arXiv:2211.15841 (without dropped tokens).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -88,6 +88,15 @@ class Experts(nn.Module):
         self.experts = blocks(self.router.number)
         self.shared = None if shared is None else shared()
         self.shared_gate = partial_parameter((1, hidden_size), init, group) if has_shared_gate else None
+
+    def matrices(self) -> Iterator[nn.Parameter]:
+        """Yield the weights that are matrices, the router's too, and those of all experts in one.
+
+        The shared expert has its own.
+        """
+        blocks = self.experts
+        found = (self.router.weight, blocks.up, blocks.gate, blocks.down, self.shared_gate)
+        return (weight for weight in found if weight is not None)
 
     def forward(self, hidden_SBD: Tensor, tp_input: TPInput | None = None) -> tuple[Tensor, None]:
         """Return the output; `tp_input` as in ParallelAttention. There is no bias to add."""

@@ -11,8 +11,9 @@ from torch.nn import functional
 from neox_kernels.custom_operator import custom_operator
 from neox_model.parallel.collectives import all_reduce
 from neox_model.parallel.groups import SINGLE_RANK, Group
+from neox_model.parallel.linear import zero_init
 from neox_model.parallel.logical import InitMethod, LogicalState, logical_parameter
-from neox_model.parallel.partial_gradients import has_partial_gradient, mark_partial
+from neox_model.parallel.partial_gradients import ensure_partial
 
 __all__ = ["LOADS", "SCORES", "Balance", "Router", "partial_parameter", "sinkhorn"]
 
@@ -20,6 +21,8 @@ SCORES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "softmax": lambda logits: logits.softmax(dim=-1),
     "sigmoid": torch.sigmoid,
 }
+# Largest scores of a group of experts that are summed. Source: arXiv:2405.04434; DeepSeek-V3's router.
+_SUMMED: Mapping[str, int] = {"softmax": 1, "sigmoid": 2}
 _SINKHORN_STEPS, _SINKHORN_TOLERANCE, _SINKHORN_EPSILON = 3, 1e-4, 1e-8
 
 
@@ -56,7 +59,11 @@ class Router(nn.Module):
         chosen: experts of a token.
         scores: a key of SCORES.
         normalized: divide the weights of a token by their sum.
+        scale: factor of the weights, after that.
+        groups: groups of experts; 1: a token chooses among all.
+        top_groups: groups among whose experts a token chooses.
         has_bias: add a number per expert to scores for the choice.
+        has_logits_bias: add a weight per expert to the logits.
         balance: how experts are balanced.
         init: fills the weight.
         group: the tensor-parallel ranks; each computes a part of the gradient of the weight.
@@ -78,16 +85,22 @@ class Router(nn.Module):
         init: InitMethod,
         scores: str = "softmax",
         normalized: bool = False,
+        scale: float = 1.0,
+        groups: int = 1,
+        top_groups: int = 1,
         has_bias: bool = False,
+        has_logits_bias: bool = False,
         balance: Balance = Balance(),
         group: Group = SINGLE_RANK,
     ) -> None:
         super().__init__()
         self.number, self.chosen, self.normalized = number, chosen, normalized
-        self.scores = SCORES[scores]
+        self.scale, self.groups, self.top_groups = scale, groups, top_groups
+        self.scores, self.summed = SCORES[scores], _SUMMED[scores]
         self.balance = balance
         self.group = group
         self.weight = partial_parameter((number, hidden_size), init, group)
+        self.logits_bias = partial_parameter((number,), zero_init, group) if has_logits_bias else None
         self.counts: Tensor
         self.register_buffer("counts", torch.zeros(number, dtype=torch.int64), persistent=False)
         self.bias: Tensor | None
@@ -104,15 +117,20 @@ class Router(nn.Module):
             if self.training and self.balance.jitter is not None:
                 jitter = self.balance.jitter
                 inputs_SBD = inputs_SBD * torch.empty_like(inputs_SBD).uniform_(1.0 - jitter, 1.0 + jitter)
-            logits_SBE = functional.linear(inputs_SBD, self.weight.to(dtype))
+            bias_E = None if self.logits_bias is None else self.logits_bias.to(dtype)
+            logits_SBE = functional.linear(inputs_SBD, self.weight.to(dtype), bias_E)
             experts_SBK = self._choose(logits_SBE.detach())
             places_BE = experts_SBK.transpose(0, 1).flatten(1)
             counts_BE = places_BE.new_zeros(len(places_BE), self.number)
             counts_BE.scatter_add_(1, places_BE, torch.ones_like(places_BE))
+            if self.training and torch.is_grad_enabled() and not logits_SBE.requires_grad:
+                # Nothing before them is trained, but the backward pass counts.
+                logits_SBE.requires_grad_()
             scores_SBE = self.scores(logits_SBE)
             weights_SBK = scores_SBE.gather(-1, experts_SBK)
             if self.normalized:
                 weights_SBK = weights_SBK / weights_SBK.sum(dim=-1, keepdim=True)
+            weights_SBK = weights_SBK * self.scale
             if self.training and weights_SBK.requires_grad:
                 weights_SBK = _Observed.apply(
                     weights_SBK, *self._balanced(logits_SBE, scores_SBE), counts_BE, self.counts, self
@@ -131,6 +149,12 @@ class Router(nn.Module):
             scores_SBE = self.scores(logits_SBE)
         if self.bias is not None:
             scores_SBE = scores_SBE + self.bias
+        if self.groups > 1:
+            scores_SBGE = scores_SBE.unflatten(-1, (self.groups, -1))
+            scores_SBG = scores_SBGE.topk(self.summed, dim=-1).values.sum(dim=-1)
+            others_SBG = torch.ones_like(scores_SBG, dtype=torch.bool)
+            others_SBG.scatter_(-1, scores_SBG.topk(self.top_groups, dim=-1).indices, False)
+            scores_SBE = scores_SBGE.masked_fill(others_SBG.unsqueeze(-1), float("-inf")).flatten(-2)
         return scores_SBE.topk(self.chosen, dim=-1).indices
 
     def _balanced(self, logits_SBE: Tensor, scores_SBE: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -277,9 +301,8 @@ def sinkhorn(logits_TE: Tensor) -> Tensor:
     return of_experts * costs_TE * of_tokens.unsqueeze(1)
 
 
-def partial_parameter(shape: tuple[int, ...], init: InitMethod, group: Group) -> nn.Parameter:
+def partial_parameter(shape: tuple[int, ...], init: InitMethod, group: Group, **options: Any) -> nn.Parameter:
     """Return a parameter of which each tensor-parallel rank computes a part of the gradient."""
-    parameter = logical_parameter(shape, init=init, group=group)
-    if group.size > 1 and not has_partial_gradient(parameter):
-        mark_partial(parameter, group)
+    parameter = logical_parameter(shape, init=init, group=group, **options)
+    ensure_partial(parameter, group)
     return parameter

@@ -38,14 +38,16 @@ class ExpertBalance(Callback):
             return None
         model: torch.nn.Module = run.engine.model
         routers = [module for module in model.modules() if hasattr(module, "take_counts")]
-        return cls(routers, run.groups, rate=given.moe_expert_bias_rate)
+        # With adapters, what they are added to stays as it is.
+        rate = given.moe_expert_bias_rate if run.resolved.model.adapters is None else 0.0
+        return cls(routers, run.groups, rate=rate)
 
     def states(self) -> list[LogicalState]:
         """Return the biases."""
         return model_states(self.run.engine.model)
 
     def on_load(self) -> None:
-        """Forget the tokens of passes before the first update, such as trials of compiled layers."""
+        """Start counting at 0, without passes before the first update, such as trials of compiled layers."""
         for router in self._routers:
             router.take_counts()
 
