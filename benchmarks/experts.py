@@ -24,6 +24,8 @@ from neox_model.layers.experts import ExpertBlocks, Experts, Router, grouped_pro
 from neox_model.layers.mlp import GatedMLP
 
 LENGTH, BATCH, WIDTH, INNER, CHOSEN = 512, 4, 256, 256, 2
+# So many that gradients of weights, whose memory grows with the number of experts, take little of the time.
+GROWTH_LENGTH = 2048
 NUMBERS = (4, 8, 16, 32, 64)
 NUMBER = 32
 PAIRS = 7
@@ -34,16 +36,16 @@ OPTIONS: dict[str, Any] = {"activation": functional.silu, "init": INIT, "output_
 Run = Callable[[], None]
 
 
-def experts(number: int, dtype: torch.dtype, product: Any = grouped_product) -> Run:
+def experts(number: int, dtype: torch.dtype, product: Any = grouped_product, length: int = LENGTH) -> Run:
     """Return a function that runs our layer."""
     blocks = partial(ExpertBlocks, hidden_size=WIDTH, width=INNER, is_gated=True, product=product, **OPTIONS)
     router = partial(Router, WIDTH, number, chosen=CHOSEN, init=INIT)
-    return _passes(_initialized(Experts(WIDTH, router=router, blocks=blocks, init=INIT)), dtype)
+    return _passes(_initialized(Experts(WIDTH, router=router, blocks=blocks, init=INIT)), dtype, length)
 
 
-def dense(number: int, dtype: torch.dtype) -> Run:
+def dense(number: int, dtype: torch.dtype, length: int) -> Run:
     """Return a function that runs an MLP with as many parameters as all experts."""
-    return _passes(_initialized(GatedMLP(WIDTH, number * INNER, bias=False, **OPTIONS)), dtype)
+    return _passes(_initialized(GatedMLP(WIDTH, number * INNER, bias=False, **OPTIONS)), dtype, length)
 
 
 def olmoe(number: int, dtype: torch.dtype, implementation: str) -> Run:
@@ -66,9 +68,9 @@ def _initialized(layer: nn.Module) -> nn.Module:
     return layer
 
 
-def _passes(layer: nn.Module, dtype: torch.dtype) -> Run:
+def _passes(layer: nn.Module, dtype: torch.dtype, length: int = LENGTH) -> Run:
     layer = layer.to(dtype).train()
-    inputs = torch.randn(LENGTH, BATCH, WIDTH, generator=torch.Generator().manual_seed(0)).to(dtype)
+    inputs = torch.randn(length, BATCH, WIDTH, generator=torch.Generator().manual_seed(0)).to(dtype)
     inputs.requires_grad_()
     gradient = torch.ones_like(inputs)
 
@@ -102,16 +104,17 @@ def compare(ours: Run, peer: Run) -> tuple[float, float, float]:
 
 
 def growth() -> None:
-    """Print times with more and more experts, relative to those with the fewest."""
-    for name, dtype in TYPES.items():
-        fewest = experts(NUMBERS[0], dtype)
-        for number in NUMBERS:
-            ours, _, ratio = compare(experts(number, dtype), fewest)
-            mlp, _, dense_ratio = compare(dense(number, dtype), dense(NUMBERS[0], dtype))
-            print(
-                f"{name:<9} {number:>3} experts {1e3 * ours:7.1f} ms, {1 / ratio:5.2f} x the fewest; "
-                f"MLP of the same size {1e3 * mlp:7.1f} ms, {1 / dense_ratio:5.2f} x the smallest"
-            )
+    """Print times with more and more experts, relative to those with the fewest, in float32."""
+    dtype, length = torch.float32, GROWTH_LENGTH
+    print(f"growth: {length * BATCH:,} tokens")
+    fewest, smallest = experts(NUMBERS[0], dtype, length=length), dense(NUMBERS[0], dtype, length)
+    for number in NUMBERS:
+        ours, _, ratio = compare(experts(number, dtype, length=length), fewest)
+        mlp, _, dense_ratio = compare(dense(number, dtype, length), smallest)
+        print(
+            f"{number:>3} experts {1e3 * ours:7.1f} ms, {1 / ratio:5.2f} x the fewest; "
+            f"MLP of the same size {1e3 * mlp:8.1f} ms, {1 / dense_ratio:5.2f} x the smallest"
+        )
 
 
 def peers() -> None:
