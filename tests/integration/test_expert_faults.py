@@ -56,6 +56,14 @@ def sums_over_experts_ranks(original: Any) -> Any:
     return lambda self, gradients: original(replace(self, divisor=1), gradients)
 
 
+def takes_sums_over_experts_ranks(original: Any) -> Any:
+    def take(self: Any) -> None:
+        self._experts = 1
+        original(self)
+
+    return take
+
+
 def own_experts_gradients(original: Any) -> Any:
     def reduce(self: Any, gradients: Any) -> None:
         original(replace(self, group=SINGLE_RANK) if self.divisor > 1 else self, gradients)
@@ -233,8 +241,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "experts' gradients times the ranks that divide them, ZeRO 3": Fault(
         "ep=2,dp=4,zero=3",
-        "neox_model.parallel.sharding._divide",
-        lambda original: lambda gradients, by: None,
+        "neox_model.parallel.sharding.ShardedModel.take_gradients",
+        takes_sums_over_experts_ranks,
         ("gradients",),
     ),
     "experts' gradients not averaged over copies": Fault(

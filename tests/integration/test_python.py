@@ -262,17 +262,29 @@ def test_a_training_of_which_no_iteration_is_left_says_so_and_can_be_saved(tmp_p
         assert trainer.save().name == "global_step6"
 
 
+_EXPERTS = {
+    "moe_num_experts": 4,
+    "moe_top_k": 2,
+    "moe_router_type": "topk",
+    "moe_expert_bias": True,
+    "moe_expert_bias_rate": 1.0,
+}
+
+
 @pytest.mark.slow
-def test_a_configuration_is_loaded_in_another_precision(tmp_path, data):
+@pytest.mark.parametrize("more", [{}, _EXPERTS], ids=["dense", "experts"])
+def test_a_configuration_is_loaded_in_another_precision(tmp_path, data, more):
     saved = str(tmp_path / "saved")
-    with neox_model.Trainer(config_of(data, save=saved)) as trainer:
+    with neox_model.Trainer(config_of(data, save=saved, **more)) as trainer:
         trainer.train(1)
         trainer.save()
-    config = config_of(data, save=saved, load=saved)
+        copied = trainer.model().logits("abc")
+    config = config_of(data, save=saved, load=saved, **more)
     model = neox_model.load_model(config, precision="bf16")
     assert {parameter.dtype for parameter in model.module.parameters()} == {torch.bfloat16}
     whole = neox_model.load_model(saved, precision="bf16")
     assert torch.equal(model.logits("abc"), whole.logits("abc"))
+    assert torch.equal(copied, neox_model.load_model(saved).logits("abc"))
 
 
 @pytest.mark.slow

@@ -94,14 +94,19 @@ def elastic_batch(elasticity: Elasticity, *, devices: int, devices_per_copy: int
     return ElasticBatch(train=batch, micro=micro, accumulation=batch // copies // micro)
 
 
-def elastic_devices(elasticity: Elasticity, *, devices_per_copy: int = 1) -> tuple[int, ...]:
+def elastic_devices(elasticity: Elasticity, *, devices_per_copy: int = 1, copies: int = 1) -> tuple[int, ...]:
     """Return the numbers of devices that the common batch size works with.
+
+    Args:
+        elasticity: the block.
+        devices_per_copy: devices that hold a copy of the model.
+        copies: divides the number of copies, as `expert_ranks` must.
 
     Raises:
         ValueError: The block allows no number of devices; the message is followed by "; " and a remedy.
     """
     crowd, unit = _crowd(elasticity, devices_per_copy)
-    return tuple(count * unit for count in crowd.counts)
+    return tuple(count * unit for count in crowd.counts if count * unit // devices_per_copy % copies == 0)
 
 
 def without_elasticity(config: NeoXConfig) -> NeoXConfig:

@@ -3,7 +3,15 @@
 from neox_config.derive.widths import mlp_width
 from neox_config.schema.config import NeoXConfig
 
-__all__ = ["balances_batch", "expert_layers", "expert_scores", "expert_width", "has_experts", "inner_widths"]
+__all__ = [
+    "balances_batch",
+    "expert_layers",
+    "expert_ranks",
+    "expert_scores",
+    "expert_width",
+    "has_experts",
+    "inner_widths",
+]
 
 _MULTIPLE = 256
 
@@ -11,6 +19,11 @@ _MULTIPLE = 256
 def has_experts(config: NeoXConfig) -> bool:
     """Return True if some layers have experts."""
     return config.experts.moe_num_experts > 1
+
+
+def expert_ranks(config: NeoXConfig) -> int:
+    """Return the number of data-parallel ranks that divide the experts; 1 without experts."""
+    return config.parallelism.expert_parallel_size if has_experts(config) else 1
 
 
 def balances_batch(config: NeoXConfig) -> bool:

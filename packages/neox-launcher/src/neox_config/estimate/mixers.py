@@ -86,11 +86,13 @@ class Weights(NamedTuple):
 
     def local_shape(self, ranks: int, experts: int = 1) -> tuple[int, int | None]:
         """Return the rows and columns of a rank's part, as `local_count`; None: a vector has no columns."""
-        others = self.local_count(ranks) // self.row
+        if self.splits_columns and self.active is not None:
+            # The row contains the number of experts.
+            return self.row // experts, self.local_count(ranks) // self.row
+        others = self.local_count(ranks, experts) // self.row
         if self.row == 1:
             return others, None
-        row = self.row if self.active is None else self.row // experts
-        return (row, others) if self.splits_columns else (others, row)
+        return (self.row, others) if self.splits_columns else (others, self.row)
 
 
 class Message(NamedTuple):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from neox_config.derive.elasticity import elastic_devices
-from neox_config.derive.experts import has_experts, inner_widths
+from neox_config.derive.experts import expert_ranks, inner_widths
 from neox_config.derive.layer_compilation import UNCOMPILED_STAGE
 from neox_config.errors import ConfigError
 from neox_config.extras.compression.fields import LayerReduction
@@ -15,7 +15,6 @@ from neox_config.facts.optimizers import OPTIMIZER_FACTS, OptimizerFacts
 from neox_config.facts.tokenizers import TOKENIZER_FACTS
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
-from neox_config.schema.sections.elasticity import Elasticity
 from neox_config.schema.sections.tokenizer import TokenizerSection
 from neox_config.spec.model import ModelSpec
 from neox_config.spec.recorded import recorded_model
@@ -185,16 +184,17 @@ def fewest_devices(config: NeoXConfig) -> int:
     parallel, training = config.parallelism, config.training
     copy = max(1, parallel.model_parallel_size) * max(1, parallel.pipe_parallel_size)
     if config.elasticity.elasticity.enabled:
-        return _fewest_elastic(config.elasticity.elasticity, copy)
+        return _fewest_elastic(config, copy)
     per_copy = (training.train_micro_batch_size_per_gpu or 0) * (training.gradient_accumulation_steps or 0)
     if training.train_batch_size and per_copy and training.train_batch_size % per_copy == 0:
         return copy * (training.train_batch_size // per_copy)
-    return copy * (parallel.expert_parallel_size if has_experts(config) else 1)
+    return copy * expert_ranks(config)
 
 
-def _fewest_elastic(block: Elasticity, copy: int) -> int:
+def _fewest_elastic(config: NeoXConfig, copy: int) -> int:
+    block, ranks = config.elasticity.elasticity, expert_ranks(config)
     try:
-        return min(elastic_devices(block, devices_per_copy=copy))
+        return min(elastic_devices(block, devices_per_copy=copy, copies=ranks))
     except ValueError:
         # `resolve` reports the error.
         return copy

@@ -173,7 +173,7 @@ def _setups(like: Setup, cluster: Cluster, samples: int) -> Iterator[Setup]:
 def _expert_sizes(like: Setup, copies: int) -> Iterator[int]:
     """Return the numbers of data-parallel ranks that can divide the experts."""
     numbers = {each.channel.number for each in like.model.layers if isinstance(each.channel, Experts)}
-    can_divide = numbers and not like.optimizer.joins_split_weights
+    can_divide = numbers and not like.optimizer.requires_whole_weights
     return _divisors(gcd(copies, *numbers) if can_divide else 1)
 
 

@@ -189,6 +189,11 @@ class OptimizerFacts:
         """
         return {name: given.get(name, default) for name, default in self.arguments.items()}
 
+    @property
+    def requires_whole_weights(self) -> bool:
+        """True if it computes something of a whole weight, and not of each of its matrices."""
+        return self.joins_split_weights and not self.matrix_states
+
     def values_per_element(self, given: Mapping[str, Any]) -> int:
         """Return the number of values stored for each element of a weight, other than `matrix_states`.
 

@@ -32,10 +32,7 @@ def experts_run_where_they_are_built(c: NeoXConfig) -> Iterator[Problem]:
             "use Adam or Muon, or set moe-num-experts: 1",
         ),
         "expert_parallel_size": (
-            c.parallelism.expert_parallel_size > 1
-            and facts is not None
-            and facts.joins_split_weights
-            and not facts.matrix_states,
+            c.parallelism.expert_parallel_size > 1 and facts is not None and facts.requires_whole_weights,
             f"does not work with {c.optimizer.optimizer.kind}, which requires norms of whole weights",
             "set it to 1, or use another optimizer",
         ),

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from neox_config.derive.engine import chosen_engine, engine_offers, uses_pipeline
-from neox_config.derive.experts import has_experts
+from neox_config.derive.experts import expert_ranks
 from neox_config.derive.layer_compilation import drops_tokens, why_layers_stay_uncompiled
 from neox_config.derive.learning_rate import decay_iterations, learning_rate_curve
 from neox_config.derive.objective import has_padding, tokens_behind_input
@@ -150,7 +150,7 @@ def _layout(config: NeoXConfig, sizes: Sizes) -> Layout:
         data=sizes.data,
         tensor=max(1, parallelism.model_parallel_size),
         stages=max(1, parallelism.pipe_parallel_size),
-        experts=parallelism.expert_parallel_size if has_experts(config) else 1,
+        experts=expert_ranks(config),
         splits_sequence=parallelism.sequence_parallel,
         schedule=parallelism.pipeline_schedule if is_torch else "1f1b",
         chunks=chunks_per_stage(config),

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 from neox_config.derive.elasticity import ElasticBatch, elastic_batch, elastic_devices
-from neox_config.derive.experts import has_experts, inner_widths
+from neox_config.derive.experts import expert_ranks, inner_widths
 from neox_config.derive.pipeline import unsuitable_micro_batches
 from neox_config.derive.problems import refusal
 from neox_config.derive.widths import MLP_SIZES, mlp_width
@@ -224,10 +224,9 @@ def _elastic_sizes(
     """Return the batch sizes that the elasticity block chooses, and the numbers of devices they work with."""
     block = config.elasticity.elasticity
     try:
-        counts = elastic_devices(block, devices_per_copy=split.model)
+        counts = elastic_devices(block, devices_per_copy=split.model, copies=expert_ranks(config))
         devices = split.data * split.model
-        fitting = tuple(count for count in counts if count // split.model % _expert_ranks(config) == 0)
-        return elastic_batch(block, devices=devices, devices_per_copy=split.model), fitting
+        return elastic_batch(block, devices=devices, devices_per_copy=split.model), counts
     except ValueError as error:
         what, _, remedy = str(error).partition("; ")
         problems.append(Problem("elasticity.enabled", what, remedy))
@@ -320,13 +319,9 @@ def _unequal_shares_of_short_sequences(config: NeoXConfig, split: _Split) -> Ite
                 )
 
 
-def _expert_ranks(config: NeoXConfig) -> int:
-    return config.parallelism.expert_parallel_size if has_experts(config) else 1
-
-
 def _unequal_experts(config: NeoXConfig, split: _Split) -> Iterator[Problem]:
     """Yield a problem if the data-parallel ranks do not form groups that divide the experts."""
-    size = _expert_ranks(config)
+    size = expert_ranks(config)
     if split.data % size:
         what = f"does not divide the data-parallel size {split.data}"
         yield Problem("expert_parallel_size", what, f"use a divisor of {split.data}")

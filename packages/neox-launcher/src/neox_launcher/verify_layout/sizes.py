@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from neox_config import NeoXConfig
-from neox_config.derive.experts import has_experts
+from neox_config.derive.experts import expert_ranks
 from neox_config.derive.optimizer_arguments import optimizer_facts
 from neox_config.errors import LaunchError
 
@@ -77,7 +77,7 @@ def sizes_of(config: NeoXConfig, given: Mapping[str, Any], *, is_cut: bool) -> S
     """
     parallel = config.parallelism
     tensor, stages = max(1, parallel.model_parallel_size), max(1, parallel.pipe_parallel_size)
-    experts = parallel.expert_parallel_size if has_experts(config) else 1
+    experts = expert_ranks(config)
     if is_cut:
         tensor, stages, experts = min(tensor, 2), min(stages, 2), min(experts, 2)
     copies = str(given.get("dp", _copies(config, experts)))

@@ -106,6 +106,10 @@ def test_the_same_batch_on_every_number_of_devices_that_shares_it(load):
         assert resolved.run.batch.whole == 48
         assert resolved.run.batch.micro * resolved.run.batch.accumulation * devices == 48
         assert resolved.run.layout.elastic == (1, 2, 3, 4, 6, 8, 12)
+    experts = ("moe-num-experts=4", "expert-parallel-size=2", "engine=torch")
+    config = load(ELASTIC, "train-micro-batch-size-per-gpu=null", *experts)
+    assert fewest_devices(config) == 2
+    assert resolve(config, devices=4).run.layout.elastic == (2, 4, 6, 8, 12)
 
 
 def test_other_numbers_of_devices_are_refused_with_the_nearest(load):

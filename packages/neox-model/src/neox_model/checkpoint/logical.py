@@ -22,8 +22,15 @@ from neox_model.checkpoint.errors import CheckpointError, DamagedManifestError, 
 from neox_model.checkpoint.names import model_state_name
 from neox_model.checkpoint.shards import Part, ShardReader
 from neox_model.engine.contract import Engine
+from neox_model.parallel.control import all_gather_object
 from neox_model.parallel.groups import Groups
-from neox_model.parallel.logical import Logical, LogicalState, is_stage_copy, named_logical_parameters
+from neox_model.parallel.logical import (
+    Logical,
+    LogicalState,
+    is_stage_copy,
+    model_states,
+    named_logical_parameters,
+)
 from neox_model.parallel.param_shard import ParamShard
 
 __all__ = [
@@ -31,6 +38,7 @@ __all__ = [
     "check_model_states",
     "check_scalars",
     "computing_fragments",
+    "copy_model_states",
     "engine_fragments",
     "fill_model_states",
     "is_written_here",
@@ -377,6 +385,21 @@ def check_model_states(states: Sequence[LogicalState], manifest: Manifest, reade
         (_read_name(state, reader), state.range, dtype if dtype.is_floating_point else None)
         for state, dtype in ((state, state.values.dtype) for state in states)
     )
+
+
+def copy_model_states(states: Iterable[LogicalState], target: nn.Module, groups: Groups) -> None:
+    """Copy states, by name, to a model that other ranks may hold in other parts. Collective over all ranks.
+
+    Args:
+        states: those of this rank's part of the source; small ones, because every rank receives all.
+        target: receives those that it has.
+        groups: this job's process groups.
+    """
+    gathered = all_gather_object(groups.control, {state.name: state.values.tolist() for state in states})
+    values = {name: value for each in gathered for name, value in each.items()}
+    for state in model_states(target):
+        if state.name in values:
+            state.values.copy_(torch.tensor(values[state.name]))
 
 
 def fill_model_states(states: Sequence[LogicalState], reader: ShardReader) -> None:

@@ -27,13 +27,13 @@ from neox_data.tokenizers import Tokenizer, build_tokenizer
 from neox_model.assembly.as_sequential import SequentialModel
 from neox_model.assembly.model import build_plan
 from neox_model.checkpoint.errors import DamagedManifestError
-from neox_model.checkpoint.names import in_model_order
+from neox_model.checkpoint.names import in_model_order, model_state_name
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.families.family import lookup
 from neox_model.convert.stored import StoredWeights
 from neox_model.convert.weights import HEAD
 from neox_model.parallel.groups import SINGLE_PROCESS
-from neox_model.parallel.logical import named_logical_parameters
+from neox_model.parallel.logical import model_states, named_logical_parameters
 
 __all__ = [
     "VOCABULARY",
@@ -282,6 +282,8 @@ def _no_loss(*arguments: Any) -> Tensor:
 
 
 def load_into(model: nn.Module, weights: StoredWeights, dtype: torch.dtype) -> None:
-    """Fill a model with the weights of a checkpoint, rounded to a dtype."""
+    """Fill a model with the weights of a checkpoint, rounded to a dtype, and with its biases of experts."""
     for name, parameter in named_logical_parameters(model):
         parameter.data.copy_(weights.whole(name).to(dtype))
+    for state in model_states(model):
+        state.values.copy_(weights.whole(model_state_name(state.name)))

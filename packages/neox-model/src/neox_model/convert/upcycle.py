@@ -79,9 +79,10 @@ class Split:
         """
         given, slices = checkpoint.model.layers, self.granularity
         layers = tuple(sorted(set(self.layers))) or tuple(range(len(given)))
-        if layers[0] < 0 or layers[-1] >= len(given):
+        outside = [index for index in layers if not 0 <= index < len(given)]
+        if outside:
             raise ConversionError(
-                f"--layer {layers[-1]}: the model has layers 0 to {len(given) - 1}; pass those"
+                f"--layer {outside[0]}: the model has layers 0 to {len(given) - 1}; pass those"
             )
         if slices & (slices - 1) or self.experts % slices or self.top_k % slices:
             raise ConversionError(
@@ -99,7 +100,7 @@ class Split:
             if not isinstance(channel, MLP):
                 refused = "has experts already, or no feed-forward block"
             elif channel.bias:
-                refused = "has a feed-forward block with biases, which experts do not have"
+                refused = "has a feed-forward block with biases, which are not converted"
             elif channel.width % slices:
                 refused = f"has a feed-forward block of width {channel.width}, which is not {slices} slices"
             if refused:
@@ -191,15 +192,11 @@ def _write(aside: Path, dense: Checkpoint, split: Split, resolved: Resolved, con
             logical[name].logical.init(rows, generator)
             return [rows.repeat_interleave(split.granularity, dim=0).to(dtype)]
         matrix, is_down = dense.whole(source).t(), name.endswith("down")
-        slices = (matrix * _factor(split) if is_down else matrix).chunk(split.granularity, 1 - is_down)
+        # Each of the slices of a copy has its part of the weight.
+        slices = (matrix * split.granularity if is_down else matrix).chunk(split.granularity, 1 - is_down)
         return (slices[expert % split.granularity].contiguous() for expert in range(split.experts))
 
     return write_checkpoint(aside, tensors, values, config)
-
-
-def _factor(split: Split) -> int:
-    """Return the factor of output matrices: each of the slices of a copy has its part of the weight."""
-    return split.granularity
 
 
 def _source(name: str) -> str:

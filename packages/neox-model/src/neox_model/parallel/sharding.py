@@ -7,7 +7,6 @@ the dtype of the computation, exist while it runs; at stages 1 and 2 from its fo
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -189,10 +188,6 @@ def _uninitialized(parameter: nn.Parameter, device: torch.device) -> Tensor:
     )
 
 
-def _divide(gradients: Tensor, by: int) -> None:
-    gradients.div_(by)
-
-
 class ShardedModel:
     """A partitioned model that is trained.
 
@@ -214,7 +209,7 @@ class ShardedModel:
         reduces_every_time: bool,
     ) -> None:
         self.model = model
-        self._keeps_weights = keeps_weights
+        self._keeps_weights, self._experts = keeps_weights, groups.experts.size
         self._reduces_every_time = reduces_every_time
         self._parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
         for part in self._parts:
@@ -224,9 +219,6 @@ class ShardedModel:
             has_experts = all(is_expert(parameter) for parameter in part.parameters())
             copies = groups.copies_of(is_expert=has_experts)
             part.set_custom_reduce_scatter(reduction(copies.size))  # type: ignore[arg-type]
-            if has_experts:
-                # Their gradients are sums over the ranks that divide experts.
-                part.set_all_reduce_hook(partial(_divide, by=groups.experts.size))
         self._add_empty_pass()
         self._initialize()
         self._holders: dict[int, nn.Parameter] = {}
@@ -285,6 +277,9 @@ class ShardedModel:
         for held in self._held.values():
             gradient = held.param.grad
             held.holder.grad = None if gradient is None else gradient.to_local()  # type: ignore[attr-defined]
+            if held.holder.grad is not None and is_expert(held.param):
+                # It is a sum over the ranks that divide experts.
+                held.holder.grad.div_(self._experts)
             held.param.grad = None
 
     def release(self) -> None:

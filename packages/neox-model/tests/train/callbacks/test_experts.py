@@ -2,18 +2,20 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from neox_model.assembly.model import build_model
 from neox_model.layers.experts import Router
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.train.callbacks.experts import ExpertBalance
 from neox_model.train.state import StepReport
 from support.corpus import write_corpus
 from support.distributed import run_ranks
-from support.settings import SMALL_TRAINING, resolved_from
+from support.settings import SMALL_TRAINING, resolved_from, specs_from
 
 
 def routers() -> list[Router]:
@@ -51,6 +53,20 @@ def test_tokens_before_the_first_update_are_forgotten() -> None:
     made = routers()
     ExpertBalance(made, SINGLE_PROCESS, rate=0.3).on_load()
     assert not any(router.counts.any() for router in made)
+
+
+def test_copies_of_a_model_choose_with_its_biases() -> None:
+    """Generation and scoring during a run compute with a copy."""
+    settings = {"moe_num_experts": 4, "moe_router_type": "topk", "moe_expert_bias": True}
+    source, target = (build_model(*specs_from(settings), SINGLE_PROCESS, vocab_size=11) for _ in range(2))
+    biases = [module.bias for module in source.modules() if isinstance(module, Router)]
+    for number, bias in enumerate(biases):
+        bias.copy_(torch.arange(4.0) + number)
+    callback = ExpertBalance([], SINGLE_PROCESS, rate=0.3)
+    callback.run = SimpleNamespace(engine=SimpleNamespace(model=source))
+    callback.on_copy(target)
+    copied = [module.bias for module in target.modules() if isinstance(module, Router)]
+    assert [bias.tolist() for bias in copied] == [bias.tolist() for bias in biases] != []
 
 
 def train(settings: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 Their auxiliary loss (`router_aux_loss_coef`) does not change logits, is off unless a run asks for it
 (`output_router_logits`), and is over the tokens of a batch and of all layers together. No value of
-moe-balance-loss, which is over a sequence of a layer, is the same, so it is not converted.
+moe-balance-loss, which is of one layer, is the same, so it is not converted.
 """
 
 from collections.abc import Mapping

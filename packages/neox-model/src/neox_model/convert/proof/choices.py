@@ -31,7 +31,8 @@ def clear_choices(model: nn.Module, run: Callable[[], Any]) -> Tensor | None:
     def watch(router: nn.Module, inputs: tuple[Tensor, ...], results: Any) -> None:
         assert isinstance(router, Router)
         if router.chosen < router.number:
-            logits_SBE = functional.linear(inputs[0].float(), router.weight.float())
+            bias_E = None if router.logits_bias is None else router.logits_bias.float()
+            logits_SBE = functional.linear(inputs[0].float(), router.weight.float(), bias_E)
             highest = logits_SBE.topk(router.chosen + 1, dim=-1).values
             close.append(highest[..., -2] - highest[..., -1] < _CLOSE)
 

@@ -57,7 +57,10 @@ class Figures:
         if where_clear is not None:
             ours, theirs = ours[where_clear], theirs[where_clear]
             if not ours.numel():
-                return
+                raise ProofError(
+                    f"{what}{where}: experts of all tokens have nearly equal scores, so that nothing can be "
+                    "compared; this router is not trained"
+                )
         scale, limit = float(theirs.abs().max()) or 1.0, self.limit
         difference = float((ours - theirs).abs().max()) / scale
         if not difference <= limit and exact is not None:

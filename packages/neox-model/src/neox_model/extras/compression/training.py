@@ -13,6 +13,7 @@ from neox_config.extras.compression.facts import block_of, density_at, is_n_of_m
 from neox_config.pluralize import pluralize
 from neox_model.assembly.choices import DTYPES
 from neox_model.assembly.zero_sharding import whole_parameter
+from neox_model.checkpoint.logical import copy_model_states
 from neox_model.engine.contract import Engine, PendingUpdate
 from neox_model.extras.compression.attach import snip_rules
 from neox_model.extras.compression.matrices import (
@@ -392,8 +393,6 @@ def copy_compression(source: nn.Module, target: nn.Module, iteration: int, group
     """
     # Weights that masks without scores prune are zero.
     small = [state for state in model_states(source) if not state.name.endswith("/keep")]
-    gathered = all_gather_object(groups.control, {state.name: state.values.tolist() for state in small})
-    values = {name: value for each in gathered for name, value in each.items()}
     quantizers = [matrix.compression.quantizer for matrix in compressed_matrices(source)]
     are_rounded = any(each is not None and not each.in_forward for each in quantizers)
     if any(all_gather_object(groups.control, are_rounded)):
@@ -401,7 +400,5 @@ def copy_compression(source: nn.Module, target: nn.Module, iteration: int, group
             if matrix.compression.quantizer is not None:
                 # The copied weights are quantized already.
                 matrix.compression.quantizer.in_forward = False
-    for state in model_states(target):
-        if state.name in values:
-            state.values.copy_(torch.tensor(values[state.name]))
+    copy_model_states(small, target, groups)
     begin_iteration(target, iteration)

@@ -21,6 +21,7 @@ from neox_model.assembly.model import build_stage
 from neox_model.checkpoint.comparison import changes_since, log_unknown_changes
 from neox_model.checkpoint.directory import find_latest
 from neox_model.checkpoint.errors import CheckpointError
+from neox_model.checkpoint.logical import check_model_states, fill_model_states
 from neox_model.checkpoint.names import is_score
 from neox_model.checkpoint.outcome import shared_outcome
 from neox_model.checkpoint.shards import ShardReader
@@ -36,7 +37,7 @@ from neox_model.convert.checkpoints import VOCABULARY, Checkpoint
 from neox_model.extras.distillation.loss import Distillation
 from neox_model.parallel.control import all_gather_object
 from neox_model.parallel.groups import Groups
-from neox_model.parallel.logical import Writable, named_logical_parameters
+from neox_model.parallel.logical import Writable, model_states, named_logical_parameters
 
 __all__ = ["add_distillation", "start_from_teacher", "teacher_names"]
 
@@ -253,7 +254,9 @@ def add_distillation(
             raise CheckpointError(f"the teacher {folder} does not fit: {problems[0]}; use another teacher")
         reader = ShardReader(folder, checkpoint.manifest)
         check_wanted(wanted, reader)
+        check_model_states(model_states(teacher), checkpoint.manifest, reader)
     fill_wanted(wanted, reader, writable=nullcontext)
+    fill_model_states(model_states(teacher), reader)
     pairs = list(enumerate(section.teacher_layer or ())) if options.hidden_states_weight else []
     model.distillation = Distillation(
         list(teacher.stack),

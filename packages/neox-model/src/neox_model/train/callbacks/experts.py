@@ -7,6 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from neox_model.checkpoint.logical import copy_model_states
 from neox_model.parallel.collectives import all_reduce
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import LogicalState, model_states
@@ -50,6 +51,10 @@ class ExpertBalance(Callback):
         """Start counting at 0, without passes before the first update, such as trials of compiled layers."""
         for router in self._routers:
             router.take_counts()
+
+    def on_copy(self, model: torch.nn.Module) -> None:
+        """Give a copy of the model the biases. Collective."""
+        copy_model_states(self.states(), model, self._groups)
 
     def around_step(self, step: TrainStep, batches: Iterator[Batch]) -> StepReport:
         """Count the tokens of experts over all ranks after the step. Collective."""

@@ -335,7 +335,8 @@ class CollectivesCallback(Callback):
         if not comms.enabled:
             return None
         # The later ones count: over gloo the control group is the world, which an axis of all ranks is, too.
-        axes = {"data": groups.data, "model": groups.model, "pipe": groups.pipe}
+        of_experts = {"experts": groups.experts, "copies of experts": groups.copies_of(is_expert=True)}
+        axes = of_experts | {"data": groups.data, "model": groups.model, "pipe": groups.pipe}
         named = {"control": groups.control, "world": groups.world}
         named |= {name: group for name, group in axes.items() if group.size > 1}
         times = CollectiveTimes(
