@@ -75,6 +75,7 @@ WRITTEN = (
     "adapters.yml",
     "imported/model.yml",
     "imported-adapters/model.yml",
+    "upcycled/model.yml",
     "my-run.yml",
     "job.yml",
     "run/config.yml",

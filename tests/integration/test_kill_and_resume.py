@@ -56,8 +56,8 @@ class Job:
         self.checkpoints = folder / "checkpoints"
         folder.mkdir()
         _write_corpus(folder / "corpus")
-        settings = self._settings(processes) | {"async_save": saves_in_background} | dict(more)
-        self.config = write_job(folder, settings)
+        self._given = self._settings(processes) | {"async_save": saves_in_background} | dict(more)
+        self.config = write_job(folder, self._given)
 
     def _settings(self, processes: int) -> dict[str, object]:
         return SMALL_TRAINING | {
@@ -73,6 +73,10 @@ class Job:
             "log_interval": 1,
             "log_dir": str(self.folder / "logs"),
         }
+
+    def change(self, settings: Mapping[str, object]) -> None:
+        """Start with other settings from now on."""
+        self.config = write_job(self.folder, self._given | dict(settings))
 
     def start(self) -> subprocess.Popen[bytes]:
         environment = os.environ | ENVIRONMENT | {MARK: str(self.folder)}
@@ -228,8 +232,19 @@ def trained_without_kills(folder: Path, *, iterations: int, processes: int, **op
 
 
 def kill_and_resume(
-    folder: Path, undisturbed: Job, *, moments: Sequence[str], seed: int, saves_in_background: bool = False
+    folder: Path,
+    undisturbed: Job,
+    *,
+    moments: Sequence[str],
+    seed: int,
+    saves_in_background: bool = False,
+    in_turn: Sequence[Mapping[str, object]] = ({},),
+    largest_difference: float = 0.0,
 ) -> None:
+    """Kill a run at such moments, of which each start has the next of some settings.
+
+    With a largest difference, it is that of losses, and of float32 weights relative to their norms.
+    """
     chance = random.Random(seed)
     iterations, processes = undisturbed.iterations, undisturbed.ranks
     job = Job(
@@ -240,14 +255,26 @@ def kill_and_resume(
         more=undisturbed.more,
     )
     expected = []
-    for moment in moments:
+    for number, moment in enumerate(moments):
+        job.change(in_turn[number % len(in_turn)])
         kill_once(job, moment, chance)
         expected.append(check_newest_is_complete(job))
+    job.change(in_turn[-1])
     job.finish()
     resumed = [int(iteration) for iteration in re.findall(r"loaded \S+/\.?global_step(\d+)", job.output)]
     assert resumed[-1] == expected[-1]
     assert len(resumed) >= sum(moment != "starting" for moment in moments)
     assert [iteration for iteration, _ in job.losses] == list(range(1, iterations + 1))
+    if largest_difference:
+        pairs = zip(job.losses, undisturbed.losses, strict=True)
+        assert max(abs(own - expected) for (_, own), (_, expected) in pairs) < largest_difference
+        for name, values in undisturbed.last_tensors.items():
+            if "layers" not in name or "/" in name:
+                continue
+            own, expected = (np.frombuffer(each, np.float32) for each in (job.last_tensors[name], values))
+            distance = np.linalg.norm(own - expected) / max(np.linalg.norm(expected), 1e-30)
+            assert distance < largest_difference, (name, distance)
+        return
     assert job.losses == undisturbed.losses
     assert job.last_tensors == undisturbed.last_tensors != {}
 
@@ -282,6 +309,7 @@ EXPERTS = {
     "moe_jitter_eps": 0.01,
     "gradient_accumulation_steps": 2,
     "checkpoint_activations": True,
+    "expert_parallel_size": 2,
     "precision": "fp16",
     "fp16": {"initial_scale_power": 22, "loss_scale_window": 6, "hysteresis": 1},
 }
@@ -309,6 +337,30 @@ def test_thirty_kills_leave_no_trace_in_experts_and_their_biases(tmp_path, seed)
     check_experts(
         tmp_path, iterations=120, moments=["saving", "training", "worker", "all", "starting"] * 3, seed=seed
     )
+
+
+def check_divided_experts(folder: Path, *, iterations: int, moments: Sequence[str], seed: int) -> None:
+    """Every second start has all experts on each rank, which changes sums of gradients by rounding."""
+    more = EXPERTS | {
+        "precision": "fp32",
+        "fp16": {},
+        "optimizer": {"type": "Adam", "params": {"lr": 0.01, "eps": 1e-4}},
+    }
+    undisturbed = trained_without_kills(folder, iterations=iterations, processes=2, more=more)
+    layouts = [{"expert_parallel_size": size} for size in (1, 2)]
+    kill_and_resume(folder, undisturbed, moments=moments, seed=seed, in_turn=layouts, largest_difference=2e-3)
+
+
+def test_two_kills_leave_no_trace_in_experts_that_are_divided_anew(tmp_path):
+    check_divided_experts(tmp_path, iterations=50, moments=["saving", "training"], seed=6)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("seed", [7, 8])
+def test_thirty_kills_leave_no_trace_in_experts_that_are_divided_anew(tmp_path, seed):
+    """Fifteen for each seed."""
+    moments = ["saving", "training", "worker", "all", "starting"] * 3
+    check_divided_experts(tmp_path, iterations=120, moments=moments, seed=seed)
 
 
 def test_kills_while_saving_in_the_background_leave_no_trace_in_the_losses(tmp_path, undisturbed):

@@ -29,10 +29,10 @@ _is_traced = torch._C._is_tracing
 def custom_operator(
     name: str, *, mutates_args: Iterable[str] = (), returned: int | None = None
 ) -> Callable[[Callable[..., Any]], "CustomOperator"]:
-    """Make a custom operator `neox_kernels::name` of an implementation for the CPU and for NVIDIA GPUs.
+    """Make a custom operator of an implementation for the CPU and for NVIDIA GPUs.
 
     Args:
-        name: the operator's name.
+        name: the operator's name; without a namespace, `neox_kernels::name`.
         mutates_args: names of the arguments that the implementation changes.
         returned: number of results that a call returns; backward uses the others. None: all.
     """
@@ -53,12 +53,16 @@ class CustomOperator:
         mutates_args: tuple[str, ...],
         returned: int | None,
     ) -> None:
-        self._name, self._implementation = name, implementation
+        namespace, own_name = f"neox_kernels::{name}".split("::")[-2:]
+        self._name, self._implementation = own_name, implementation
         self._returned = returned
         self._definition = torch.library.custom_op(
-            f"neox_kernels::{name}", implementation, mutates_args=mutates_args, device_types=("cpu", "cuda")
+            f"{namespace}::{own_name}",
+            implementation,
+            mutates_args=mutates_args,
+            device_types=("cpu", "cuda"),
         )
-        self._overload = getattr(torch.ops.neox_kernels, name).default
+        self._overload = getattr(getattr(torch.ops, namespace), own_name).default
         arguments = [argument.name for argument in self._overload._schema.arguments]
         self._mutated = tuple(map(arguments.index, mutates_args))
         self._apply: Callable[..., Any] = self._dispatched

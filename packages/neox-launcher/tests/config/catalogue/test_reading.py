@@ -62,6 +62,9 @@ STATED = {
     "qwen1.5-moe-a2.7b": (14.3, 2.7),
     "qwen3-30b-a3b": (30.5, 3.3),
     "qwen3-235b-a22b": (235, 22),
+    # That of gpt-oss states 3.6 and 5.1 without the embedding of 0.58.
+    "gpt-oss-20b": (20.9, 3.6 + 0.58),
+    "gpt-oss-120b": (116.8, 5.1 + 0.58),
 }
 
 

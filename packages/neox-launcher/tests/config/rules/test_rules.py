@@ -423,6 +423,9 @@ EXAMPLES = {
     "experts_run_where_they_are_built: gmlp": (
         "moe-num-experts: 4\nattention-config: [[[gmlp, global], 2]]", "attention_config", [],
         "moe-num-experts: 4\nattention-config: [[[local, global], 2]]"),
+    "ranks_have_equally_many_experts": (
+        "moe-num-experts: 6\nexpert-parallel-size: 4", "expert_parallel_size", ["6"],
+        "moe-num-experts: 6\nexpert-parallel-size: 3"),
     "a_token_has_at_most_all_experts": ("moe-num-experts: 4\nmoe-top-k: 5", "moe_top_k", ["4"],
         "moe-num-experts: 4\nmoe-top-k: 4"),
     "experts_are_in_layers": ("moe-num-experts: 4\nmoe-layers: [1, 4]", "moe_layers", ["0", "3"],

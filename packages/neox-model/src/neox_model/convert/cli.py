@@ -9,6 +9,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 import click
+from cloup import option, option_group
 
 from neox_config import finite_json
 from neox_config.facts.hugging_face import CLASSES
@@ -290,33 +291,35 @@ def make_plain(load: Path, output: Path, exact_inputs: bool, packed: bool, **of_
 @main.command(
     "upcycle",
     examples=(
-        "neox-convert upcycle checkpoints --output upcycled --experts 8 --top-k 2",
-        "neox-convert upcycle checkpoints --output upcycled --experts 32 --top-k 8 --granularity 4",
+        "neox-convert upcycle --load checkpoints --output upcycled --experts 8 --top-k 2",
+        "neox-convert upcycle --load checkpoints --output upcycled --experts 32 --top-k 8 --granularity 4",
     ),
 )
 @_takes_checkpoint
 @_OUTPUT
-@click.option("--experts", required=True, type=int, metavar="N", help="Experts of a layer.")
-@click.option("--top-k", required=True, type=int, metavar="K", help="Experts of a token, at least 2.")
-@click.option(
-    "--granularity",
-    type=click.IntRange(min=1),
-    default=1,
-    metavar="G",
-    help="Slices of a feed-forward block, each of which is an expert of 1 / G of its width: a power of two "
-    "that divides N and K; default: 1.",
+@option_group(
+    "Experts",
+    option("--experts", required=True, type=int, metavar="N", help="Experts of a layer."),
+    option("--top-k", required=True, type=int, metavar="K", help="Experts of a token, at least 2."),
+    option(
+        "--granularity",
+        type=click.IntRange(min=1),
+        default=1,
+        metavar="G",
+        help="Slices of a block, each of which is an expert of 1 / G of its width: a power of two "
+        "that divides N and K; default: 1.",
+    ),
+    option(
+        "--layer",
+        "layers",
+        multiple=True,
+        type=int,
+        metavar="INDEX",
+        help="Layer that gets experts, from 0; may be repeated; default: all.",
+    ),
+    option("--seed", type=int, default=1234, help="Seed of the routers; default: 1234."),
 )
-@click.option(
-    "--layer",
-    "layers",
-    multiple=True,
-    type=int,
-    metavar="INDEX",
-    help="Layer that gets experts, from 0; may be repeated; default: all.",
-)
-@click.option("--seed", type=int, default=1234, help="Seed of the routers; default: 1234.")
-@_VOCAB_FILE
-@_MERGE_FILE
+@option_group("Tokenizer", _VOCAB_FILE, _MERGE_FILE)
 def add_experts(load: Path, output: Path, **options: Any) -> None:
     """Write a dense checkpoint as one of a model with experts that computes the same.
 

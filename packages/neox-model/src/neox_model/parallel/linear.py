@@ -171,7 +171,7 @@ class RowParallelLinear(_SplitLinear):
         Args:
             inputs: this rank's part of the input.
             reduces: False: return this rank's partial result, and the bias, for the sum over ranks. The form
-                of an adapter says so too (`is_summed_later`).
+                of an adapter has the same (`is_summed_later`).
             product: function of (inputs, weight, bias or None) that computes the product. With another than
                 torch's the matrix has no adapter, and its operands are its own.
         """

@@ -179,7 +179,8 @@ def _biased(
 class _ContiguousGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        return tensor.view_as(tensor)
+        # The same memory, but no view for autograd: `fully_shard` warns of modules that return one.
+        return tensor.detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:

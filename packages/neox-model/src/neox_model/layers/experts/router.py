@@ -237,7 +237,7 @@ LOADS: Mapping[str, Callable[[Router, Tensor], Tensor]] = {
 }
 
 
-@custom_operator("add_after", mutates_args=("total",))
+@custom_operator("neox_model::add_after", mutates_args=("total",))
 def _add_after(total: Tensor, counts: Tensor, gradient: Tensor) -> None:
     """Add counts in a backward pass: torch.compile would compute the sum in the forward pass.
 
