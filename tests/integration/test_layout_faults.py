@@ -730,7 +730,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "the gradient of a router summed twice": Fault(
         "tp=2",
-        "neox_model.layers.experts.router.mark_partial",
+        "neox_model.layers.experts.router.ensure_partial",
         sums_at_once_too,
         (r"^gradients", _TWO, r"router"),
         _EXPERTS,

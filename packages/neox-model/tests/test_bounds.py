@@ -80,7 +80,7 @@ def test_rank_0_logs_untested_versions_in_one_line(rank, lines, installed, monke
     monkeypatch.setattr(processes, "read_rank", lambda: SimpleNamespace(rank=rank, local_rank=0))
     for name in ("configure_allocator", "join_process_group", "create_groups", "answer_questions"):
         monkeypatch.setattr(processes, name, lambda *given: None)
-    layout = SimpleNamespace(backend=None, world=2, tensor=1, stages=1)
+    layout = SimpleNamespace(backend=None, world=2, tensor=1, stages=1, experts=1)
     with caplog.at_level(logging.WARNING, "neox_model"):
         processes.join_processes(layout, None)
     message = (

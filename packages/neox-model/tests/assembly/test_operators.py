@@ -19,7 +19,11 @@ from neox_model.assembly.operators import choose_operators
 from neox_model.initialization import initialize_parameters
 from neox_model.layers import norms
 from neox_model.layers.attention import DenseCore, SoftmaxCore
-from neox_model.layers.experts import ExpertBlocks, grouped_product, looped_product
+from neox_model.layers.experts import (
+    ExpertBlocks,
+    looped_product,
+    uncompiled_grouped_product,
+)
 from neox_model.layers.lm_head import LMLoss
 from neox_model.layers.residual_layer import add_dropped
 from neox_model.parallel.groups import SINGLE_PROCESS, SINGLE_RANK, Group, Groups
@@ -460,7 +464,11 @@ def test_clamped_gates_use_pytorchs_operators_and_say_why(calls, caplog, fusion)
 
 @pytest.mark.parametrize(
     ("rank", "experts", "adapters"),
-    [(4, grouped_product, grouped_product), (6, grouped_product, looped_product), (0, grouped_product, None)],
+    [
+        (4, uncompiled_grouped_product, uncompiled_grouped_product),
+        (6, uncompiled_grouped_product, looped_product),
+        (0, uncompiled_grouped_product, None),
+    ],
 )
 def test_a_rank_that_is_no_multiple_of_16_bytes_takes_the_loop_and_says_why(caplog, rank, experts, adapters):
     settings = {"moe_num_experts": 3, "moe_expert_width": 16, "lora_rank": rank}

@@ -141,7 +141,7 @@ def test_only_classes_with_the_same_experts_fit(family):
     for changes, name in (({"scores": "sigmoid"}, "moe-scores"), ({"has_bias": True}, "moe-expert-bias")):
         with refused(ConversionError, name):
             fitting_family(with_experts(spec, **changes), None)
-    for other in FAMILIES.keys() - set(MIXTURES):
+    for other in FAMILIES.keys() - {*MIXTURES, "gpt_oss"}:
         with refused(ConversionError, "moe-num-experts"):
             fitting_family(spec, other)
 

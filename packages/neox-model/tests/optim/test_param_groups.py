@@ -16,7 +16,8 @@ def test_only_matrices_decay():
 
 def test_the_logical_shape_decides_where_a_parameter_is_only_a_fragment():
     matrix, bias = nn.Parameter(torch.empty(0)), nn.Parameter(torch.empty(0))
-    matrix.logical, bias.logical = SimpleNamespace(shape=(4, 3)), SimpleNamespace(shape=(4,))
+    matrix.logical = SimpleNamespace(shape=(4, 3), is_biases=False)
+    bias.logical = SimpleNamespace(shape=(4,), is_biases=False)
     decayed, plain = split_by_weight_decay([bias, matrix], 0.1)
     assert decayed["params"] == [matrix]
     assert plain["params"] == [bias]

@@ -9,7 +9,6 @@ from pkgutil import resolve_name
 from typing import Any
 
 import click
-from cloup import option, option_group
 
 from neox_config import finite_json
 from neox_config.facts.hugging_face import CLASSES
@@ -297,29 +296,26 @@ def make_plain(load: Path, output: Path, exact_inputs: bool, packed: bool, **of_
 )
 @_takes_checkpoint
 @_OUTPUT
-@option_group(
-    "Experts",
-    option("--experts", required=True, type=int, metavar="N", help="Experts of a layer."),
-    option("--top-k", required=True, type=int, metavar="K", help="Experts of a token, at least 2."),
-    option(
-        "--granularity",
-        type=click.IntRange(min=1),
-        default=1,
-        metavar="G",
-        help="Slices of a block, each of which is an expert of 1 / G of its width: a power of two "
-        "that divides N and K; default: 1.",
-    ),
-    option(
-        "--layer",
-        "layers",
-        multiple=True,
-        type=int,
-        metavar="INDEX",
-        help="Layer that gets experts, from 0; may be repeated; default: all.",
-    ),
-    option("--seed", type=int, default=1234, help="Seed of the routers; default: 1234."),
+@click.option("--experts", required=True, type=int, metavar="N", help="Experts of a layer.")
+@click.option("--top-k", required=True, type=int, metavar="K", help="Experts of a token, at least 2.")
+@click.option(
+    "--granularity",
+    type=click.IntRange(min=1),
+    default=1,
+    metavar="G",
+    help="Slices of a block, each of which is an expert of 1 / G of its width: a power of two that divides N "
+    "and K; default: 1.",
 )
-@option_group("Tokenizer", _VOCAB_FILE, _MERGE_FILE)
+@click.option(
+    "--layer",
+    "layers",
+    multiple=True,
+    type=int,
+    metavar="INDEX",
+    help="Layer that gets experts, from 0; may be repeated; default: all.",
+)
+@_VOCAB_FILE
+@_MERGE_FILE
 def add_experts(load: Path, output: Path, **options: Any) -> None:
     """Write a dense checkpoint as one of a model with experts that computes the same.
 

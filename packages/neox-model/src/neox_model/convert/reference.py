@@ -87,17 +87,15 @@ def linear_names(folder: Path, family: Family) -> set[str]:
     return {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)}
 
 
+# Experts are computed one after the other: grouped products require widths of 16 bytes.
+_PLAIN = {"experts_implementation": "eager"}
+
+
 def load_config(folder: Path, family: Family) -> Any:
     """Return the configuration as the class reads it."""
     kind = _class(family)
     with _reporting(ConversionError, f"cannot read {folder / 'config.json'}"):
-        return _plain(kind.config_class.from_pretrained(folder, local_files_only=True))
-
-
-def _plain(config: Any) -> Any:
-    """Let experts be computed one after the other: grouped products require widths of 16 bytes."""
-    config._experts_implementation = "eager"
-    return config
+        return kind.config_class.from_pretrained(folder, local_files_only=True, **_PLAIN)
 
 
 def load_model(folder: Path, family: Family) -> Any:
@@ -111,8 +109,7 @@ def load_model(folder: Path, family: Family) -> Any:
             output_loading_info=True,
             dtype=torch.float32,
             attn_implementation="eager",
-            # The other ones are for widths of a multiple of 16 bytes.
-            experts_implementation="eager",
+            **_PLAIN,
         )
     problems = [
         f"{what.removesuffix('_keys').replace('_', ' ')}: {', '.join(sorted(map(str, info[what])))}"
@@ -185,7 +182,7 @@ def one_layer_model(config: Any, family: Family, layer: int) -> Any:
             )
             values |= {"mlp_only_layers": [] if has_experts else [0], "decoder_sparse_step": 1}
         values |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-        return kind(_plain(type(config)(**values))).eval().base_model
+        return kind(type(config)(**values, **_PLAIN)).eval().base_model
 
 
 def computed(model: Any, *arguments: Any, **options: Any) -> Any:

@@ -62,14 +62,14 @@ class Split:
         top_k: experts of a token.
         granularity: slices of a block, each of which is an expert.
         layers: numbers of the layers that have experts; empty: all.
-        seed: of the routers.
+        seed: of the routers; None: that of the run.
     """
 
     experts: int
     top_k: int
     granularity: int = 1
     layers: Sequence[int] = ()
-    seed: int = 1234
+    seed: int | None = None
 
     def check(self, checkpoint: Checkpoint) -> tuple[int, ...]:
         """Return the layers that have experts.
@@ -181,22 +181,27 @@ def _write(aside: Path, dense: Checkpoint, split: Split, resolved: Resolved, con
     tensors = [StreamedTensor(name, shape, dense.dtype(sources[name])) for name, shape in shapes.items()]
     model = build_sequential(resolved.model, resolved.run, dense.vocab_size, device="meta")
     logical: dict[str, Any] = dict(named_logical_parameters(model))
+    seed = dense.resolved.config.training.seed if split.seed is None else split.seed
 
     def values(name: str) -> Iterable[Tensor]:
         source, dtype = sources[name], dense.dtype(sources[name])
         if name == source:
             return dense.row_chunks(name)
         if name.endswith(_ROUTER):
-            generator = torch.Generator().manual_seed(mixed_seed("upcycle", split.seed, name))
+            generator = torch.Generator().manual_seed(mixed_seed("upcycle", seed, name))
             rows = torch.empty(split.experts // split.granularity, shapes[name][1])
             logical[name].logical.init(rows, generator)
             return [rows.repeat_interleave(split.granularity, dim=0).to(dtype)]
         matrix, is_down = dense.whole(source).t(), name.endswith("down")
-        # Each of the slices of a copy has its part of the weight.
-        slices = (matrix * split.granularity if is_down else matrix).chunk(split.granularity, 1 - is_down)
+        slices = (matrix * _factor(split) if is_down else matrix).chunk(split.granularity, 1 - is_down)
         return (slices[expert % split.granularity].contiguous() for expert in range(split.experts))
 
     return write_checkpoint(aside, tensors, values, config)
+
+
+def _factor(split: Split) -> int:
+    """Return the factor of output matrices: each of the slices of a copy has its part of the weight."""
+    return split.granularity
 
 
 def _source(name: str) -> str:

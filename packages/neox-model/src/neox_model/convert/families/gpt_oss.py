@@ -41,10 +41,11 @@ def _of_experts(ours: str, theirs: str) -> Row:
     return Row(f"{_MATRICES}.{ours}", (_MATRICES,), kind=theirs)
 
 
+_LIKE_LLAMA: tuple[Any, ...] = entries(8, epsilon=1e-5, rotary=(RotaryBase(default=150000.0), _Yarn()))
 GPT_OSS = like_llama(
     "gpt_oss",
     (
-        *entries(8, epsilon=1e-5, rotary=(RotaryBase(default=150000.0), _Yarn())),
+        *(each for each in _LIKE_LLAMA if getattr(each, "theirs", "") != "hidden_act"),
         HeadDim(64),
         Key(ATTENTION_BIAS.theirs, ATTENTION_BIAS.ours, True),
         RepeatedWindows(2, tokens=128),
@@ -52,6 +53,8 @@ GPT_OSS = like_llama(
         Key("num_experts_per_tok", f"{_CHANNEL}.chosen", 4),
         Optional("swiglu_limit", f"{_CHANNEL}.limit", 7.0),
         Key("swiglu_alpha", f"{_CHANNEL}.alpha", 1.702),
+        # The class computes swiglu whatever it is.
+        Key("hidden_act", f"{_CHANNEL}.activation", "silu", {"silu": "swiglu", "swish": "swiglu"}),
     ),
     in_layer=(
         *NORMS_BEFORE,
@@ -74,8 +77,7 @@ GPT_OSS = like_llama(
         f"{_CHANNEL}.biases": True,
         f"{_CHANNEL}.up_offset": 1.0,
     },
-    # The class computes swiglu whatever it is.
-    required={**WHOLE_HEADS, "hidden_act": ("silu", "swish")},
+    required=WHOLE_HEADS,
     in_turn={
         f"{_MATRICES}.gate_up_proj{kind}": (f"{_MATRICES}.gate_proj{kind}", f"{_MATRICES}.up_proj{kind}")
         for kind in ("", "_bias")
