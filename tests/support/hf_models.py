@@ -13,11 +13,16 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from neox_config.facts.hugging_face import CLASSES
 
 __all__ = [
+    "DENSE",
+    "EXPERTS",
     *("ENTRIES", "FAMILIES", "SMALL"),
     *("plain_settings", "random_settings", "write_model", "write_tokenizer"),
 ]
 
 FAMILIES = tuple(CLASSES)
+EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss")
+DENSE = tuple(family for family in FAMILIES if family not in EXPERTS)
+"""Those whose matrices peft adapts."""
 ENTRIES = 280
 SMALL = {
     "hidden_size": 16,

@@ -17,15 +17,16 @@ from neox_model.checkpoint.base import recorded_base
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.errors import CheckpointError, DamagedManifestError
 from neox_model.convert import from_hf as importing
+from neox_model.convert.checkpoints import Checkpoint
 from neox_model.convert.cli import main
 from neox_model.convert.errors import ConversionError, ProofError
-from neox_model.convert.from_peft import _tokenizer_settings, from_peft
+from neox_model.convert.from_peft import from_peft
 from neox_model.convert.lora.imported import Imported
 from neox_model.convert.lora.packing import Packing
 from neox_model.convert.to_peft import to_peft
 from support.adapter_files import write_adapters
 from support.checkpoint_edits import edit_manifest
-from support.hf_models import FAMILIES, random_settings, write_model
+from support.hf_models import DENSE, random_settings, write_model
 from support.refusals import refused, shows
 
 pytestmark = pytest.mark.slow
@@ -92,7 +93,7 @@ def assert_same_files(one, other):
 @pytest.mark.parametrize(
     ("family", "modules", "factor"),
     [
-        *((family, "all-linear", 1 if family in ATTENTION else 3) for family in FAMILIES if family != "phi3"),
+        *((family, "all-linear", 1 if family in ATTENTION else 3) for family in DENSE if family != "phi3"),
         ("phi3", ["qkv_proj", "down_proj"], 1),
         ("llama", ["q_proj", "v_proj"], 2),
         ("llama", ["v_proj", "down_proj"], 1),
@@ -181,9 +182,10 @@ def test_a_name_in_the_hub_of_models_is_not_made_a_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "vocab.json").touch()
     section = SimpleNamespace(tokenizer_type="HFGPT2Tokenizer", vocab_file="org/name", merge_file=None)
-    found = _tokenizer_settings(section, None, None)
+    checkpoint = SimpleNamespace(resolved=SimpleNamespace(config=SimpleNamespace(tokenizer=section)))
+    found = Checkpoint.tokenizer_settings(checkpoint, None, None)
     assert found == {"tokenizer-type": "HFGPT2Tokenizer", "vocab-file": "org/name"}
-    found = _tokenizer_settings(section, Path("vocab.json"), None)
+    found = Checkpoint.tokenizer_settings(checkpoint, Path("vocab.json"), None)
     assert found["vocab-file"] == str(tmp_path / "vocab.json")
 
 
