@@ -222,12 +222,10 @@ _CHECKS: Mapping[Any, Callable[[Any, str], Any]] = {**CHECKS, type_of(ModelSpec,
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A module of ours (its name in a layer, or in the model), and those of theirs with the same numbers.
-
-    A tensor of ours that is in no module of its own becomes weights of modules.
+    """One of our modules or tensors, and their modules with its values.
 
     Args:
-        ours: its name, or that of one of its tensors.
+        ours: name of the module or tensor, in a layer or in the model.
         theirs: names of modules; with a form by entry, "{}" stands for the number of the entry.
         form: how tensors become theirs.
         kind: name of the tensor in theirs, if `ours` is one.
