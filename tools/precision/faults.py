@@ -151,8 +151,8 @@ def _without_earlier_gradients(original: Callable[..., None]) -> Callable[..., N
 
 
 def _of_a_copy(original: Callable[..., Any]) -> Callable[..., Any]:
-    def held(parameter: Any, group: Any) -> tuple[Any, ParamShard]:
-        holder, found = original(parameter, group)
+    def held(parameter: Any) -> tuple[Any, ParamShard]:
+        holder, found = original(parameter)
         holder.data = holder.data.clone()
         return holder, found
 

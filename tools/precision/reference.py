@@ -20,7 +20,6 @@ from precision.run import (
     Observed,
     Training,
     batches_of,
-    choose_by_position,
     rounded_start,
 )
 from support.layouts import VOCAB, Layout, settings_of
@@ -82,9 +81,9 @@ def _train(
     resolved = resolved_from(settings)
     with rounded_start():
         model = build_model(resolved.model, resolved.run, SINGLE_PROCESS, vocab_size=VOCAB)
-    choose_by_position(model)
     for module in model.modules():
         if isinstance(module, Router):
+            module.by_position = True
             module.loss_scale = lambda: float(scale)
     masters = {name: parameter.detach().clone() for name, parameter in _trained(model)}
     for parameter in model.parameters():

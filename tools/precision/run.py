@@ -20,7 +20,6 @@ from neox_config import Resolved
 from neox_model import initialization
 from neox_model.checkpoint.logical import engine_fragments, optimizer_parts
 from neox_model.engine.contract import Engine
-from neox_model.layers.experts import Router
 from neox_model.parallel.groups import Group
 from neox_model.parallel.logical import Logical, named_logical_parameters
 from neox_model.train.data.batch import Batch, as_batch
@@ -39,7 +38,6 @@ __all__ = [
     "Observed",
     "Training",
     "batches_of",
-    "choose_by_position",
     "observe",
     "rounded_start",
 ]
@@ -205,7 +203,6 @@ def _observe(cell: Cell, training: Training, resolved: Resolved) -> Observed:
     forget_deepspeeds_world()
     with rounded_start():
         engine, step, groups, _ = layouts.start(resolved)
-    choose_by_position(engine.model)
     observed = Observed()
     before = _masters(engine, observed)
     batches = _share(cell, resolved, groups.data, updates=training.updates)
@@ -248,16 +245,6 @@ def rounded_start() -> Iterator[None]:
         yield
     finally:
         initialization._fill = fill
-
-
-def choose_by_position(model: nn.Module) -> None:
-    """Let a token's position decide its experts, because rounding decides between like scores.
-
-    One token of a layer's 180 with another expert changes gradients of these small models by 2 to 8 %.
-    """
-    for module in model.modules():
-        if isinstance(module, Router):
-            module.by_position = True
 
 
 def _init_rounded(init: Any, tensor: Tensor, generator: torch.Generator) -> None:
