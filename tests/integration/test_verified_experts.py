@@ -1,6 +1,6 @@
 """`make sweep NAME=experts`: models with experts compute on layouts what one process computes.
 
-Each of the drawn models is verified on three layouts, and each layout with at least three models; `PART=k/n`
+Each of the drawn models is verified on three layouts or more, and each layout with three models; `PART=k/n`
 are the other models on each layout, in turn.
 """
 
@@ -34,7 +34,12 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "ZeRO 3": ("ep=2,dp=4,zero=3", {}),
     "ZeRO 3, pipeline": ("ep=2,dp=2,pp=2,zero=3", {"num_layers": 4}),
     "recomputation": ("ep=2,dp=4,zero=3", _RECOMPUTED),
+    "recomputation, sequence": ("ep=2,dp=2,tp=2,sp=true", _RECOMPUTED),
+    "recomputation, pipeline": ("ep=2,dp=2,pp=2", _RECOMPUTED | {"num_layers": 4}),
     "adapters": ("ep=2,dp=2", _LORA),
+    "adapters, sequence": ("ep=2,dp=2,tp=2,sp=true", _LORA),
+    "adapters, pipeline": ("ep=2,dp=2,pp=2,zero=1", _LORA | {"num_layers": 4}),
+    "adapters, recomputation": ("ep=2,dp=4,zero=3", _LORA | _RECOMPUTED),
 }
 CASES = [(model, layout) for model in range(_MODELS) for layout in LAYOUTS]
 
@@ -69,8 +74,8 @@ def drawn(number: int) -> dict[str, Any]:
 
 
 def is_default(model: int, layout: str) -> bool:
-    """Three layouts of each model, and each layout at least twice."""
-    return (list(LAYOUTS).index(layout) - model) % len(LAYOUTS) in (0, 5, 9)
+    """Each layout with three models, and at least three layouts of each model."""
+    return (list(LAYOUTS).index(layout) - model) % _MODELS in (0, 5, 9)
 
 
 def of_this_part(model: int, layout: str) -> bool:
@@ -85,6 +90,10 @@ def case_on(layout: str, settings: dict[str, Any], path: Path, *, precision: str
     of_layout, more = LAYOUTS[layout]
     is_exact = precision == "float64"
     given = {"engine": "torch"} | more | ({} if is_exact else {"precision": precision})
+    if not is_exact and settings["activation"] == "relu":
+        # Rounding decides on which side of 0 a value falls, and so whether it has a gradient: one process in
+        # bfloat16 is then up to a quarter from float64, in float32 millionths.
+        given["activation"] = "gelu"
     path.write_text(json.dumps(TINY | settings | given))
     wanted = LayoutVerification(
         paths=(str(path),), precision="float64" if is_exact else "configured", full=True
