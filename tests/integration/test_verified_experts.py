@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from neox_launcher.protocol.layout_verification import LayoutAnswer
 from neox_launcher.verify_layout.verify import Case, LayoutVerification, case_of
 from support.distributed import run_ranks
 from support.layout_answers import answer_of_ranks, arguments_of, rank_answer
@@ -101,14 +102,35 @@ def case_on(layout: str, settings: dict[str, Any], path: Path, *, precision: str
     return case_of(wanted, of_layout)
 
 
+def answer_on(model: int, layout: str, folder: Path, *, precision: str) -> LayoutAnswer:
+    folder.mkdir()
+    case = case_on(layout, drawn(model), folder / "settings.yml", precision=precision)
+    return answer_of_ranks(run_ranks(rank_answer, timeout_seconds=600, **arguments_of(case, folder, steps=2)))
+
+
+def is_rounding(answer: LayoutAnswer, single: LayoutAnswer) -> bool:
+    """Whether gradients in bfloat16 are no further from float64 than float32's rounding errors make likely.
+
+    Some draws of weights amplify rounding errors, of both alike; those of bfloat16 are 2 to the power of 16
+    times larger. The largest errors are of single tensors, and may be twice as large by chance.
+    """
+    largest = max(part.worst for part in single.parts if part.name == "gradients")
+    return single.agrees and all(
+        part.name in ("gradients", "gradient norm") and part.worst <= 2 * 2**16 * largest
+        for part in answer.parts
+        if part.differing
+    )
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("precision", ["float64", "bfloat16"])
 @pytest.mark.parametrize(("model", "layout"), [case for case in CASES if of_this_part(*case)])
 def test_experts_on_a_layout(model: int, layout: str, precision: str, tmp_path: Path) -> None:
-    case = case_on(layout, drawn(model), tmp_path / "settings.yml", precision=precision)
-    answer = answer_of_ranks(
-        run_ranks(rank_answer, timeout_seconds=600, **arguments_of(case, tmp_path, steps=2))
-    )
+    answer = answer_on(model, layout, tmp_path / "answer", precision=precision)
+    assert len(answer.parts) >= 5
+    if precision == "bfloat16" and not answer.agrees:
+        single = answer_on(model, layout, tmp_path / "single", precision="fp32")
+        assert is_rounding(answer, single), (answer.parts, single.parts)
+        return
     assert [(part.name, part.worst) for part in answer.parts if part.differing] == []
     assert answer.findings == ()
-    assert len(answer.parts) >= 5
