@@ -8,6 +8,7 @@ Sources: arXiv:1701.06538; arXiv:2211.15841 (without dropped tokens).
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,9 +17,9 @@ from torch.nn import functional
 
 from neox_model.layers.experts.blocks import ExpertBlocks
 from neox_model.layers.experts.dispatch import LOCAL_DISPATCH, Dispatcher
-from neox_model.layers.experts.router import Router, partial_parameter
+from neox_model.layers.experts.router import Router
 from neox_model.parallel.groups import SINGLE_RANK, Group
-from neox_model.parallel.logical import InitMethod
+from neox_model.parallel.logical import InitMethod, logical_parameter
 from neox_model.parallel.sequence import TPInput, from_row_parallel, gather_input
 
 __all__ = ["Experts"]
@@ -87,7 +88,8 @@ class Experts(nn.Module):
         self.router = router()
         self.experts = blocks(self.router.number)
         self.shared = None if shared is None else shared()
-        self.shared_gate = partial_parameter((1, hidden_size), init, group) if has_shared_gate else None
+        gate = partial(logical_parameter, (1, hidden_size), init=init, group=group, is_partial=True)
+        self.shared_gate = gate() if has_shared_gate else None
 
     def matrices(self) -> Iterator[nn.Parameter]:
         """Yield the weights that are matrices, the router's too, and those of all experts in one.
