@@ -31,12 +31,12 @@ class _ByExpert(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tokens_TD: Tensor, order_R: Tensor, places_TK: Tensor) -> Tensor:
         ctx.save_for_backward(places_TK)
-        return tokens_TD[order_R // places_TK.shape[1]]
+        return tokens_TD.index_select(0, order_R // places_TK.shape[1])
 
     @staticmethod
     def backward(ctx: Any, of_rows: Tensor) -> tuple[Tensor, None, None]:
         (places_TK,) = ctx.saved_tensors
-        return of_rows[places_TK].sum(dim=1), None, None
+        return functional.embedding_bag(places_TK, of_rows, mode="sum"), None, None
 
 
 class _ByToken(torch.autograd.Function):
@@ -45,12 +45,12 @@ class _ByToken(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows_RD: Tensor, weights_TK: Tensor, order_R: Tensor, places_TK: Tensor) -> Tensor:
         ctx.save_for_backward(rows_RD, weights_TK, order_R, places_TK)
-        return (rows_RD[places_TK] * weights_TK.unsqueeze(-1)).sum(dim=1)
+        return functional.embedding_bag(places_TK, rows_RD, per_sample_weights=weights_TK, mode="sum")
 
     @staticmethod
     def backward(ctx: Any, of_tokens: Tensor) -> tuple[Tensor, Tensor, None, None]:
         rows_RD, weights_TK, order_R, places_TK = ctx.saved_tensors
-        of_tokens_RD = of_tokens[order_R // places_TK.shape[1]]
+        of_tokens_RD = of_tokens.index_select(0, order_R // places_TK.shape[1])
         of_weights_R = (rows_RD * of_tokens_RD).sum(dim=-1)
         of_rows = of_tokens_RD * weights_TK.flatten()[order_R].unsqueeze(-1)
         return of_rows, of_weights_R[places_TK], None, None
