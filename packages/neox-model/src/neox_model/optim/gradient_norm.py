@@ -43,7 +43,6 @@ def global_gradient_norm(
         A float32 scalar on the parameters' device; not finite if any gradient is not, and infinite if the
         square of the norm exceeds float32.
     """
-
     divides = groups.experts.size > 1
 
     def sum_of_squares(*, of_experts: bool) -> Tensor:
