@@ -53,7 +53,7 @@ def over_all_replicas(original: Any) -> Any:
 
 def sums_over_experts_ranks(original: Any) -> Any:
     """The mean over copies is not divided by the ranks that divide the experts."""
-    return lambda self, gradients: original(replace(self, divisor=1), gradients)
+    return lambda self, gradients: original(replace(self, divisor=self.group.size), gradients)
 
 
 def takes_sums_over_experts_ranks(original: Any) -> Any:
@@ -66,7 +66,9 @@ def takes_sums_over_experts_ranks(original: Any) -> Any:
 
 def own_experts_gradients(original: Any) -> Any:
     def reduce(self: Any, gradients: Any) -> None:
-        original(replace(self, group=SINGLE_RANK) if self.divisor > 1 else self, gradients)
+        if self.divisor is not None:
+            self = replace(self, group=SINGLE_RANK, divisor=self.divisor // self.group.size)
+        original(self, gradients)
 
     return reduce
 
