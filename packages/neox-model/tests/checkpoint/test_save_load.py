@@ -540,23 +540,6 @@ def test_changed_order_of_samples_is_logged_on_resume(tmp_path, trained, caplog)
     assert record.levelname == "INFO"
 
 
-def test_other_samples_of_an_evaluation_are_logged(tmp_path, trained, caplog):
-    trained.config = trained.config | {"train_iters": 100, "eval_iters": 10}
-    trained.save(tmp_path)
-    run = Run()
-    run.config = trained.config | {"eval_iters": 20}
-    loads = {"model": run.model, "groups": SINGLE_PROCESS}
-    with caplog.at_level(logging.WARNING):
-        load_weights(tmp_path, config=run.config, **loads)
-        load_weights(tmp_path, config=trained.config, evaluates=True, **loads)
-        load_weights(tmp_path, config=trained.config | {"eval_interval": 5}, evaluates=True, **loads)
-        assert caplog.messages == []
-        load_weights(tmp_path, config=run.config, evaluates=True, **loads)
-    (message,) = caplog.messages
-    assert message.startswith("other samples are evaluated than in training, because settings")
-    assert message.splitlines()[1:] == ["  parameter   checkpoint  this run", "  eval-iters  10          20"]
-
-
 def test_other_data_is_named_on_resume_with_its_documents(tmp_path, trained, caplog):
     trained.config = trained.config | {"samples_digest": {"train": "a"}, "documents": 1000}
     trained.save(tmp_path)

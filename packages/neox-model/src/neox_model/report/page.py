@@ -41,7 +41,6 @@ def render_page(runs: Sequence[Run]) -> str:
         "Estimate and measurement": _each(runs, _estimate, of_start=True),
         "Configuration": _each(runs, _configuration, of_start=True),
         "Environment": _each(runs, _environment, of_start=True),
-        "Not in the records": _each(runs, _missing),
     }
     # Heading -> name of the place in the page, and content.
     shown = {
@@ -254,10 +253,6 @@ def _environment(run: Run) -> Html:
     checkpoints = [(f"{iteration:,}", f"{clock(when)} UTC") for iteration, when in run.checkpoints]
     kept = table(("checkpoint of iteration", "written"), checkpoints) if checkpoints else Html("")
     return Html(table(("", ""), rows) + (element("h3", "Checkpoints") + kept if kept else ""))
-
-
-def _missing(run: Run) -> Html:
-    return element("ul", *(element("li", what) for what in run.missing or ["nothing"]))
 
 
 def _compared(runs: Sequence[Run]) -> Html:

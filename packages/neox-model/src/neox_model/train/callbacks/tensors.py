@@ -1,6 +1,6 @@
 """Measure tensors: norms of weights, optimizer states and gradients, zero gradients, the noise scale."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -17,13 +17,12 @@ from neox_model.train.callbacks.measurement import Measurement
 from neox_model.train.run import Run
 
 __all__ = [
+    "GRADIENT_FIGURES",
     "AveragedNoiseScale",
+    "GradientFigures",
     "GradientNoise",
-    "GradientNorms",
     "NoiseScale",
     "TensorNorms",
-    "TensorZeros",
-    "ZeroGradients",
     "estimate",
     "tensor_norms",
 ]
@@ -93,31 +92,39 @@ class TensorNorms(Measurement):
         )
 
 
-class GradientNorms(Measurement):
-    """Measures `gradient_norms/NAME` of whole tensors, by logical name, in the last update of an interval.
+GRADIENT_FIGURES: Mapping[str, Callable[[PendingUpdate], dict[str, Tensor]]] = {
+    "log_grad_norm": lambda pending: {
+        f"gradient_norms/{name}": norm for name, norm in pending.tensor_norms().items()
+    },
+    "log_grad_pct_zeros": lambda pending: {
+        f"pct_grad_zeros/{name}": 100.0 * share for name, share in pending.tensor_zeros().items()
+    },
+    "log_zero_gradients": lambda pending: {"optimizer/zero_gradients": pending.zeros()},
+}
+"""Parameter -> what it measures of the gradients of an update, by metric."""
 
-    The gradients are averaged over micro-batches and data-parallel ranks, and not yet clipped.
 
-    Attributes:
-        prefix: of the names of the metrics.
+class GradientFigures(Measurement):
+    """Measures figures of whole gradients in the last update of an interval.
 
     Args:
         interval: iterations between two measurements.
+        figures: those of `GRADIENT_FIGURES`.
     """
 
-    prefix = "gradient_norms"
-
-    def __init__(self, interval: int) -> None:
+    def __init__(self, interval: int, figures: Sequence[str]) -> None:
         super().__init__(interval)
+        self._figures = figures
         self._kept: dict[str, Tensor] = {}
 
     @classmethod
     def from_run(cls, run: Run) -> Self | None:
-        """Build it if `log_grad_norm` is set and the engine shows gradients."""
+        """Build it if a parameter requests it and the engine shows gradients."""
         section = run.config.logging
-        if not section.log_grad_norm or "before_update" not in run.resolved.run.engine.offers:
+        asked = [name for name in GRADIENT_FIGURES if getattr(section, name)]
+        if not asked or "before_update" not in run.resolved.run.engine.offers:
             return None
-        found = cls(section.log_interval)
+        found = cls(section.log_interval, asked)
         run.engine.update.before(found._look)
         return found
 
@@ -130,64 +137,12 @@ class GradientNorms(Measurement):
         values = torch.stack(list(measured.values())).tolist() if is_sent and measured else []
         sent = dict(zip(measured, values, strict=True)) if is_sent else {}
         stages = gather_object(groups.control, sent)
-        return {f"{self.prefix}/{name}": value for stage in stages for name, value in stage.items()}
+        return {name: value for stage in stages for name, value in stage.items()}
 
     def _look(self, pending: PendingUpdate) -> None:
         if self.is_due(self.run.state.iteration + 1):
-            self._kept = self._values(pending)
-
-    def _values(self, pending: PendingUpdate) -> dict[str, Tensor]:
-        return pending.tensor_norms()
-
-
-class TensorZeros(GradientNorms):
-    """Measures `pct_grad_zeros/NAME`, the percentage of a gradient's elements equal to 0, like the norms."""
-
-    prefix = "pct_grad_zeros"
-
-    @classmethod
-    def from_run(cls, run: Run) -> Self | None:
-        """Build it if `log_grad_pct_zeros` is set."""
-        section = run.config.logging
-        if not section.log_grad_pct_zeros:
-            return None
-        found = cls(section.log_interval)
-        run.engine.update.before(found._look)
-        return found
-
-    def _values(self, pending: PendingUpdate) -> dict[str, Tensor]:
-        return {name: 100.0 * share for name, share in pending.tensor_zeros().items()}
-
-
-class ZeroGradients(Measurement):
-    """Measures the share of gradient elements equal to 0, `optimizer/zero_gradients`, once per interval.
-
-    Args:
-        interval: iterations between two measurements.
-    """
-
-    def __init__(self, interval: int) -> None:
-        super().__init__(interval)
-        self._share: Tensor | None = None
-
-    @classmethod
-    def from_run(cls, run: Run) -> Self | None:
-        """Build it if `log_zero_gradients` is set."""
-        section = run.config.logging
-        if not section.log_zero_gradients:
-            return None
-        found = cls(section.log_interval)
-        run.engine.update.before(found._look)
-        return found
-
-    def measure(self) -> dict[str, float]:
-        """Return the share in the last update, none if its batch was left out."""
-        share, self._share = self._share, None
-        return {} if share is None else {"optimizer/zero_gradients": share.item()}
-
-    def _look(self, pending: PendingUpdate) -> None:
-        if self.is_due(self.run.state.iteration + 1):
-            self._share = pending.zeros()
+            for name in self._figures:
+                self._kept |= GRADIENT_FIGURES[name](pending)
 
 
 @dataclass(frozen=True, slots=True)
