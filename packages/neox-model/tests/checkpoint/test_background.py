@@ -21,10 +21,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from neox_model.checkpoint import CheckpointError, shard_writer, writer_process
 from neox_model.checkpoint import directory as folders
+from neox_model.checkpoint import shard_writer, writer_process
 from neox_model.checkpoint.background import BackgroundSaves
 from neox_model.checkpoint.checksums import Checksums
+from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.shards import Part, plan_shard
 from neox_model.checkpoint.snapshot import Snapshot, _pin
 from neox_model.parallel.groups import SINGLE_PROCESS

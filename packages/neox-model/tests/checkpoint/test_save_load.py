@@ -20,14 +20,10 @@ import torch.distributed as dist
 from neox_config.facts.checkpoints import MANIFEST
 from neox_config.facts.deepspeed_schedules import WarmupLR
 from neox_config.spec.resume import Changes
-from neox_model.checkpoint import (
-    CheckpointError,
-    comparison,
-    load_weights,
-    save,
-)
+from neox_model.checkpoint import comparison, save
 from neox_model.checkpoint.contents import FORMAT, Manifest
-from neox_model.checkpoint.load import read_training_state
+from neox_model.checkpoint.errors import CheckpointError
+from neox_model.checkpoint.load import load_weights, read_training_state
 from neox_model.errors import ModelError
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.parallel.topology import create_groups

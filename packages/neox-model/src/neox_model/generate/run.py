@@ -21,8 +21,8 @@ from neox_config.spec.run import RunSpec
 from neox_data.tokenizers import Tokenizer
 from neox_model.assembly.choices import DTYPES
 from neox_model.assembly.model import build_stage
-from neox_model.checkpoint import load_weights
 from neox_model.checkpoint.downloads import folder_with_weights
+from neox_model.checkpoint.load import load_weights
 from neox_model.checkpoint.storage import find_storage
 from neox_model.generate.forward import Forward
 from neox_model.generate.modes import MODES, Job

@@ -1,10 +1,11 @@
 """Measure tensors: norms of weights, optimizer states and gradients, zero gradients, the noise scale."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from neox_model.checkpoint.logical import engine_fragments, is_written_here, optimizer_parts
@@ -18,10 +19,8 @@ from neox_model.train.run import Run
 
 __all__ = [
     "GRADIENT_FIGURES",
-    "AveragedNoiseScale",
     "GradientFigures",
     "GradientNoise",
-    "NoiseScale",
     "TensorNorms",
     "estimate",
     "tensor_norms",
@@ -145,25 +144,14 @@ class GradientFigures(Measurement):
                 self._kept |= GRADIENT_FIGURES[name](pending)
 
 
-@dataclass(frozen=True, slots=True)
-class NoiseScale:
-    """Unbiased estimates, whose ratio is the simple noise scale, in samples. A single one may be negative.
+def estimate(*, small: int, small_square: float, large: int, large_square: float) -> NDArray[np.float64]:
+    """Return unbiased estimates, whose ratio is the simple noise scale, in samples: noise and signal.
 
-    It estimates the largest batch size that still saves training steps.
+    The noise is the trace of the covariance of the gradient of one sample, the signal the squared norm of the
+    expected gradient. A single estimate may be negative. The noise scale estimates the largest batch size
+    that still saves training steps.
 
     Source: McCandlish et al., An Empirical Model of Large-Batch Training (arXiv:1812.06162), appendix A.1.
-
-    Attributes:
-        noise: trace of the covariance of the gradient of one sample.
-        signal: squared norm of the expected gradient.
-    """
-
-    noise: float
-    signal: float
-
-
-def estimate(*, small: int, small_square: float, large: int, large_square: float) -> NoiseScale:
-    """Estimate both from the squared norms of mean gradients of two batch sizes.
 
     Args:
         small: number of samples of the smaller batch.
@@ -171,24 +159,8 @@ def estimate(*, small: int, small_square: float, large: int, large_square: float
         large: number of samples of the larger batch.
         large_square: squared norm of its gradient.
     """
-    return NoiseScale(
-        noise=(small_square - large_square) / (1 / small - 1 / large),
-        signal=(large * large_square - small * small_square) / (large - small),
-    )
-
-
-class AveragedNoiseScale:
-    """Exponential moving averages of both estimates; the ratio of single ones would be biased and noisy."""
-
-    def __init__(self) -> None:
-        self._noise = self._signal = self._weight = 0.0
-
-    def add(self, found: NoiseScale) -> NoiseScale:
-        """Add an estimate; return the averages."""
-        self._noise = _DECAY * self._noise + (1 - _DECAY) * found.noise
-        self._signal = _DECAY * self._signal + (1 - _DECAY) * found.signal
-        self._weight = _DECAY * self._weight + (1 - _DECAY)
-        return NoiseScale(self._noise / self._weight, self._signal / self._weight)
+    noise = (small_square - large_square) / (1 / small - 1 / large)
+    return np.array([noise, (large * large_square - small * small_square) / (large - small)])
 
 
 class GradientNoise(Measurement):
@@ -213,7 +185,8 @@ class GradientNoise(Measurement):
         self._finite = torch.zeros(())
         self._squares = torch.zeros(())
         self._measured: list[tuple[Tensor, Tensor, Tensor]] = []
-        self._average = AveragedNoiseScale()
+        # Exponential moving sums; the ratio of single estimates would be biased and noisy.
+        self._sum, self._weight = np.zeros(2), 0.0
 
     @classmethod
     def from_run(cls, run: Run) -> Self | None:
@@ -246,12 +219,13 @@ class GradientNoise(Measurement):
             if number < 2:
                 continue
             large = batch * int(number)
-            found = self._average.add(
-                estimate(small=batch, small_square=small_square, large=large, large_square=large_square)
-            )
-            metrics = {"gradient_noise_scale/noise": found.noise, "gradient_noise_scale/signal": found.signal}
-            if found.noise > 0 and found.signal > 0:
-                metrics["gradient_noise_scale/simple"] = found.noise / found.signal
+            found = estimate(small=batch, small_square=small_square, large=large, large_square=large_square)
+            self._sum = _DECAY * self._sum + (1 - _DECAY) * found
+            self._weight = _DECAY * self._weight + (1 - _DECAY)
+            noise, signal = (self._sum / self._weight).tolist()
+            metrics = {"gradient_noise_scale/noise": noise, "gradient_noise_scale/signal": signal}
+            if noise > 0 and signal > 0:
+                metrics["gradient_noise_scale/simple"] = noise / signal
         return metrics
 
     def _look(self, pending: PendingUpdate) -> None:
