@@ -166,7 +166,7 @@ class CollectiveTimes:
             # The smallest known group with that rank: this rank's groups have no other one in common.
             ranks = min(known, key=len)
             name = self._ranks.get(ranks)
-        name = name or self._ranks.get(ranks) or f"ranks {ranks[0]} to {ranks[-1]}"
+        name = name or self._ranks.get(ranks) or f"ranks {', '.join(map(str, ranks))}"
         what = f"{operation} in {_caller()}" if self._names_callers else operation
         return (what, name), self.totals.setdefault((what, name), Total(len(ranks)))
 
