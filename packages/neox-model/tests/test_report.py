@@ -92,7 +92,6 @@ def write_run(folder, *, changes=None, spike=True):
                 events.record("spike", 44, loss=9.5, limit=1.25, action="skip", **samples)
             slow = {"ranks": [2, 3], "hosts": [HOSTILE], "seconds": 3.0, "median": 1.5, "factor": 2.0}
             events.record("straggler", 40, **slow)
-            events.record("memory", 40, bytes=3 * 2**30, rank=5, host="h-2")
             events.record("skipped", 45, reason="not finite", loss=float("nan"), **samples)
             events.record("evaluation", 60, part="valid", loss=0.5, perplexity=1.6487, seconds=0.25)
             events.record("end", 60, reason="finished", message=None)
@@ -215,7 +214,6 @@ def test_the_page_answers_what_happened_when_and_why(tmp_path):
     assert shows(text, "9.500", "limit 1.250")
     assert shows(text, "samples 8", "15", "documents 3", "4", HOSTILE)
     assert shows(text, "2, 3", "2 times", f"host {HOSTILE}", "3 s", "1.5 s")
-    assert shows(text, "3 GiB", "5 host", "h-2")
     assert shows(text, "(not finite)", "loss nan")
     assert shows(text, "loss 0.5000", "perplexity 1.649")
     assert shows(text, '"Adam" job.yml', "line 9")

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from math import inf
-from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,6 @@ __all__ = ["Comparison", "TensorComparison", "compare", "lines"]
 _DERIVED = {IN_EFFECT, SAMPLES_PER_ITERATION, SAMPLES_DIGEST, DOCUMENTS}
 # Tensors that are listed without --all.
 _WORST = 10
-# Characters that are shown before the first difference of two long values.
-_CONTEXT = 12
 _KINDS = ("weights", "optimizer states", "random states")
 
 
@@ -275,10 +272,7 @@ def _table(label: str, values: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
     for name, pair in values.items():
         texts = [in_words(value) for value in pair]
         if texts[0] == texts[1]:
-            # Of long values that begin alike, the part around the first difference.
-            texts = [repr(value) for value in pair]
-            start = max(0, len(commonprefix(texts)) - _CONTEXT)  # noqa: RUF071
-            texts = [f"...{text[start:]}" for text in texts]
+            texts = [repr(value) for value in pair]  # Not shortened.
         one, other = map(quoted, texts)
         yield f"  {label:18}{quoted(name)}: {one} in A, {other} in B"
     if not values:
