@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from math import inf
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ __all__ = ["Comparison", "TensorComparison", "compare", "lines"]
 _DERIVED = {IN_EFFECT, SAMPLES_PER_ITERATION, SAMPLES_DIGEST, DOCUMENTS}
 # Tensors that are listed without --all.
 _WORST = 10
+# Characters that are shown before the first difference of two long values.
+_CONTEXT = 12
 _KINDS = ("weights", "optimizer states", "random states")
 
 
@@ -272,7 +275,10 @@ def _table(label: str, values: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
     for name, pair in values.items():
         texts = [in_words(value) for value in pair]
         if texts[0] == texts[1]:
-            texts = [repr(value) for value in pair]  # Not shortened.
+            # Of long values that begin alike, the part around the first difference.
+            texts = [repr(value) for value in pair]
+            start = max(0, len(commonprefix(texts)) - _CONTEXT)  # noqa: RUF071
+            texts = [f"...{text[start:]}" for text in texts]
         one, other = map(quoted, texts)
         yield f"  {label:18}{quoted(name)}: {one} in A, {other} in B"
     if not values:
