@@ -16,6 +16,7 @@ LTD = "data_efficiency.data_routing.random_ltd"
 CURRICULUM = "data_efficiency.data_sampling.curriculum_learning"
 RARITY = f"{CURRICULUM}.curriculum_metrics.rarity"
 COMPRESSION = "compression_training"
+OTHER_PARTS = ("activation_quantization", "sparse_pruning", "row_pruning", "head_pruning")
 
 # rule -> (override that breaks it, where, numbers in the message)
 EXAMPLES = {
@@ -55,8 +56,9 @@ EXAMPLES = {
         f"{COMPRESSION}.weight_quantization.different_groups.wq2.modules=['*']",
         f"{COMPRESSION}.weight_quantization.different_groups.wq2.modules", []),
     "experts_are_not_compressed": (
-        ["moe_num_experts=4", f"{COMPRESSION}.layer_reduction.enabled=false", "data_efficiency.enabled=false",
-         "eigenvalue.enabled=false"], "compression_training", []),
+        ["moe_num_experts=4", *(f"{COMPRESSION}.{part}.shared_parameters.enabled=false" for part in OTHER_PARTS),
+         f"{COMPRESSION}.layer_reduction.enabled=false", "data_efficiency.enabled=false",
+         "eigenvalue.enabled=false"], f"{COMPRESSION}.weight_quantization.shared_parameters.enabled", []),
     "compressed_layers_are_plain": (
         ["lora_rank=2", "lora_base=x", f"{COMPRESSION}.layer_reduction.enabled=false"], "lora_rank", []),
     "compression_has_whole_weights": (
@@ -132,6 +134,8 @@ def test_a_broken_rule_is_reported_with_place_and_reason(load, rule):
     (problem,) = found.value.problems
     assert (problem.name, problem.code.partition(".")[2]) == (name, rule.partition(":")[0])
     assert shows(problem.what, *numbers)
+    # That of a parameter, not of a block.
+    assert "(" not in (problem.value or "")
 
 
 # Further examples: overrides, parameter, code (none: it is no value of its type), numbers in the message.

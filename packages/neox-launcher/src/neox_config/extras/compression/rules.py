@@ -456,6 +456,8 @@ def students_are_whole_models(c: NeoXConfig) -> Iterator[Problem]:
 
 def experts_are_not_compressed(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse to quantize or prune models with experts."""
-    if compresses(c) and has_experts(c):
-        what = "quantizes and prunes matrices of feed-forward blocks, which experts do not have"
-        yield Problem("compression_training", what, "remove it, or set moe-num-experts: 1")
+    for part in COMPRESSIONS if has_experts(c) else ():
+        if getattr(c.compression.compression_training, part).shared_parameters.enabled:
+            what = "requires matrices of feed-forward blocks, which experts do not have"
+            name = f"compression_training.{part}.shared_parameters.enabled"
+            yield Problem(name, what, "set it to false, or moe-num-experts: 1")
