@@ -16,7 +16,10 @@ LTD = "data_efficiency.data_routing.random_ltd"
 CURRICULUM = "data_efficiency.data_sampling.curriculum_learning"
 RARITY = f"{CURRICULUM}.curriculum_metrics.rarity"
 COMPRESSION = "compression_training"
-OTHER_PARTS = ("activation_quantization", "sparse_pruning", "row_pruning", "head_pruning")
+OTHER_PARTS_OFF = [
+    f"{COMPRESSION}.{part}.shared_parameters.enabled=false"
+    for part in ("activation_quantization", "sparse_pruning", "row_pruning", "head_pruning")
+]
 
 # rule -> (override that breaks it, where, numbers in the message)
 EXAMPLES = {
@@ -56,7 +59,7 @@ EXAMPLES = {
         f"{COMPRESSION}.weight_quantization.different_groups.wq2.modules=['*']",
         f"{COMPRESSION}.weight_quantization.different_groups.wq2.modules", []),
     "experts_are_not_compressed": (
-        ["moe_num_experts=4", *(f"{COMPRESSION}.{part}.shared_parameters.enabled=false" for part in OTHER_PARTS),
+        ["moe_num_experts=4", *OTHER_PARTS_OFF,
          f"{COMPRESSION}.layer_reduction.enabled=false", "data_efficiency.enabled=false",
          "eigenvalue.enabled=false"], f"{COMPRESSION}.weight_quantization.shared_parameters.enabled", []),
     "compressed_layers_are_plain": (

@@ -48,8 +48,8 @@ _LAYERS = "layers"
 # Settings of a model on which the weights of its norms depend.
 _EPSILONS = {facts.epsilon for facts in NORM_FACTS.values()}
 _OF_NORMS = {"norm", "use_bias_in_norms", "norm_zero_centered", *_EPSILONS}
-# Settings of a model on which those of its layers do not depend; attention is compared layer by layer, experts
-# and feed-forward blocks by their weights, and random blocks are drawn for the student's layers.
+# Settings of a model on which those of its layers do not depend; attention is compared layer by layer,
+# experts and feed-forward blocks by their weights, and random blocks are drawn for the student's layers.
 _NOT_OF_LAYERS = {
     *("num_layers", "attention_config", "moe_layers", "seed (of the random blocks of sparse layers)"),
     *("no_weight_tying", "max_position_embeddings", "tokenizer_type", "vocab_file"),
