@@ -2,6 +2,10 @@
 
 import logging
 import os
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -116,12 +120,90 @@ def count(cases: dict[str, dict[str, Any]]) -> dict[str, Any]:
         resolved = resolved_from(settings, devices=int(os.environ["WORLD_SIZE"]))
         setup = setup_of(resolved, vocab_size=VOCAB)
         predicted: dict[str, list[int]] = {}
+        # All ranks are one process group.
+        named = {"experts": "data"} if setup.run.layout.experts == setup.devices else {}
         for each in step_collectives(setup, device="cpu"):
-            total = predicted.setdefault(f"{each.operation} over {each.group}", [0, 0])
+            group = named.get(each.group, each.group)
+            total = predicted.setdefault(f"{each.operation} over {group}", [0, 0])
             total[0] += each.calls
             total[1] += each.bytes
         found[name] = {"pluralize": counted_step(resolved), "predicted": predicted}
     return found
+
+
+# Each of four experts has as many rows: positions choose in turn.
+DIVIDED = (
+    BASE
+    | LLAMA
+    | {
+        "train_micro_batch_size_per_gpu": 2,
+        "moe_num_experts": 4,
+        "moe_top_k": 2,
+        "moe_layers": [0, 2],
+        "moe_expert_width": 24,
+        "moe_router_type": "topk",
+        "expert_parallel_size": 2,
+    }
+)
+OF_FOUR: dict[str, dict[str, Any]] = {
+    "experts over all replicas": DIVIDED | {"model_parallel_size": 1, "expert_parallel_size": 4},
+    "experts over half of the replicas": DIVIDED | {"model_parallel_size": 1},
+    "experts x tensor": DIVIDED,
+    "experts x sequence, recomputed": DIVIDED | LAYOUTS["sequence"] | RECOMPUTED,
+    "bf16, experts x tensor, recomputed in pairs": DIVIDED
+    | PRECISIONS["bf16"]
+    | {**RECOMPUTED, "checkpoint_num_layers": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def counted_of_four() -> list[dict[str, Any]]:
+    return run_ranks(count, size=4, cases=OF_FOUR, timeout_seconds=900)
+
+
+@pytest.mark.parametrize("case", OF_FOUR)
+def test_ranks_that_divide_experts_exchange_the_predicted_rows(counted_of_four, case):
+    for rank in counted_of_four:
+        assert rank[case]["pluralize"] == rank[case]["predicted"]
+
+
+# Each waits for the device.
+READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__index__", "__float__")
+
+
+def reads(settings: dict[str, Any]) -> dict[str, int]:
+    """Return how often layers with experts read values on the host in an update, by method."""
+    from torch import Tensor
+
+    from support.layouts import batches_of, start
+    from support.settings import resolved_from
+
+    resolved = resolved_from(settings, devices=int(os.environ["WORLD_SIZE"]))
+    _, step, groups, _ = start(resolved)
+    batches, found = batches_of(resolved, groups), Counter[str]()
+    step(batches)
+
+    def counted(name: str, read: Callable[..., Any], *arguments: Any) -> Any:
+        files = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(None))
+        found[name] += any("layers/experts/" in file for file in files)
+        return read(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in READS:
+            read = partial(counted, name, getattr(Tensor, name))
+            # A method: a partial function is not bound to its tensor.
+            patch.setattr(Tensor, name, lambda *arguments, read=read: read(*arguments))
+        step(batches)
+    return {name: number for name, number in found.items() if number}
+
+
+def test_the_host_reads_once_per_layer_and_micro_batch():
+    layers, micro_batches, passes = 2, 2, 2
+    recomputed = OF_FOUR["experts x sequence, recomputed"]
+    assert (
+        run_ranks(reads, size=4, settings=recomputed, timeout_seconds=300)
+        == [{"tolist": layers * micro_batches * passes}] * 4
+    )
 
 
 @pytest.fixture(scope="module")

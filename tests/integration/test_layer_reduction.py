@@ -38,7 +38,7 @@ def student(teacher: Path, **distill: Any) -> dict[str, Any]:
 ALL = {"logits_share": 0.4, "temperature": 2.0, "hidden_states_weight": 0.3}
 
 
-# The biases that choose experts are copied, too. All layers of the student have experts, not the teacher's first.
+# The biases that choose experts are copied, too. Each layer of the student has experts, unlike the teacher's.
 EXPERTS = {
     "moe_num_experts": 4,
     "moe_top_k": 2,

@@ -28,5 +28,8 @@ def counted_step(resolved: Resolved) -> Counts:
 
 
 def _counter(groups: Groups) -> CollectiveTimes:
-    axes = {"pipe": groups.pipe, "data": groups.data, "model": groups.model}
-    return CollectiveTimes({name: group for name, group in axes.items() if group.size > 1})
+    of_experts = {"experts": groups.experts, "copies of experts": groups.expert_copies}
+    axes = {"pipe": groups.pipe, "model": groups.model, **of_experts, "data": groups.data}
+    return CollectiveTimes(
+        {name: group for name, group in axes.items() if group is not None and group.size > 1}
+    )

@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from math import ceil
 
-from neox_config.estimate.memory import flowing_bytes, hidden_bytes
-from neox_config.estimate.mixers import costs_of
-from neox_config.estimate.parameters import local_expert_parameters, local_parameters, stage_layers
+from neox_config.estimate.memory import flowing_bytes
+from neox_config.estimate.parameters import local_expert_parameters, local_parameters
 from neox_config.estimate.setup import Setup
-from neox_config.estimate.step import model_bytes, optimizer_bytes, product_bytes
+from neox_config.estimate.step import expert_bytes, model_bytes, optimizer_bytes
 from neox_config.facts.pipeline_schedules import idle_share
 
 __all__ = ["Communication", "bubble_share", "communication_bytes"]
@@ -39,7 +38,7 @@ def communication_bytes(setup: Setup) -> Communication:
         data=_data_bytes(setup),
         model=model_bytes(setup),
         pipe=_pipe_bytes(setup),
-        experts=_expert_bytes(setup),
+        experts=expert_bytes(setup),
     )
 
 
@@ -69,18 +68,6 @@ def _messages_of(setup: Setup, local: int) -> int:
         3: setup.run.batch.accumulation * (reduced + 2 * gathered),
     }
     return passes[setup.run.layout.zero]
-
-
-def _expert_bytes(setup: Setup) -> int:
-    """Return the bytes of rows that a device sends to others: each goes to its expert and back, both ways."""
-    model, run = setup.model, setup.run
-    rows = (
-        sum(cost.exchanged(each) for layer in layers for each, cost in costs_of(model.layers[layer]))
-        for layers in (stage_layers(model, run.layout.stages, stage) for stage in range(run.layout.stages))
-    )
-    sent = max(rows) * product_bytes(setup, hidden_bytes(setup))
-    passes = 4 if run.recomputation.segment is None else 6
-    return run.batch.accumulation * passes * _ring(sent, run.layout.experts)
 
 
 def _pipe_bytes(setup: Setup) -> int:

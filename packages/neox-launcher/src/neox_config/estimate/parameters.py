@@ -106,7 +106,9 @@ def _local(
     return whole, trained
 
 
-def bucketed_parameters(setup: Setup, *, later: int = 0, device: str = "cuda") -> list[int]:
+def bucketed_parameters(
+    setup: Setup, *, later: int = 0, device: str = "cuda", of_experts: bool = False
+) -> list[int]:
     """Return the number of elements of each message in which stage 0 reduces the gradients of one device.
 
     Messages of the backward pass have the last parameters first. Other messages have matrices before vectors,
@@ -117,13 +119,15 @@ def bucketed_parameters(setup: Setup, *, later: int = 0, device: str = "cuda") -
         later: elements that are reduced after the backward pass in any case, because they are summed over
             tensor-parallel ranks before.
         device: type of the devices.
+        of_experts: only those of experts that ranks divide; else those of all other parameters.
     """
     ranks, experts = setup.run.layout.tensor, setup.run.layout.experts
-    if not setup.reduces_early(device):
-        ordered = sorted(each_tensor(setup), key=lambda tensor: tensor.row == 1)
+    tensors = [each for each in each_tensor(setup) if (experts > 1 and each.active is not None) == of_experts]
+    if of_experts or not setup.reduces_early(device):
+        ordered = sorted(tensors, key=lambda tensor: tensor.row == 1)
         return _messages((each.local_count(ranks, experts) for each in ordered), BUCKET_ELEMENTS)
     sizes, left = list[int](), later
-    for tensor in reversed(list(each_tensor(setup))):
+    for tensor in reversed(tensors):
         is_whole = not (tensor.is_split or tensor.multiplies)
         taken = min(left, tensor.numbers) if is_whole else 0
         sizes.append(tensor.local_count(ranks, experts) - taken)

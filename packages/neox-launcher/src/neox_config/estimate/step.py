@@ -31,6 +31,7 @@ from neox_config.spec.resolve import Resolved
 
 __all__ = [
     "Collective",
+    "expert_bytes",
     "model_bytes",
     "not_counted",
     "optimizer_bytes",
@@ -41,7 +42,7 @@ __all__ = [
 
 _REDUCE, _GATHER, _SCATTER = "all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor"
 _EXCHANGE = "all_to_all_single"
-_FLOAT32 = 4
+_FLOAT32, _INT64 = 4, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +52,7 @@ class Collective:
     Args:
         part: part of the step.
         operation: name in torch.distributed.
-        group: "model" or "data".
+        group: "model", "data", "experts" or "copies of experts".
         calls: per update.
         bytes: of the messages of all calls together.
     """
@@ -68,7 +69,7 @@ def refuse_unknown(resolved: Resolved) -> None:
 
     Raises:
         ConfigError: it is a pipeline, trains adapters, or has compressed matrices, towers or layers that drop
-            tokens, or divides experts.
+            tokens.
     """
     model, run = resolved.model, resolved.run
     unknown = {
@@ -76,7 +77,6 @@ def refuse_unknown(resolved: Resolved) -> None:
         "low-rank adapters (lora-rank)": model.adapters is not None,
         "layers that drop tokens (random_ltd)": bool(run.dropout.token_layers),
         "compressed matrices (compression_training)": compresses(resolved.config),
-        "expert parallelism (expert-parallel-size)": run.layout.experts > 1,
         "two towers (objective: ict)": isinstance(model.head, Retrieval),
     }
     names = [name for name, is_used in unknown.items() if is_used]
@@ -114,6 +114,12 @@ def optimizer_bytes(setup: Setup, stage: int, group: str) -> int:
     return sum(_sent(each, size) for each in joined if each.group == group)
 
 
+def expert_bytes(setup: Setup) -> int:
+    """Return the bytes that the busiest device sends per update to ranks with other experts."""
+    size, stages = setup.run.layout.experts, range(setup.run.layout.stages)
+    return max(sum(_sent(each, size) for each in _of_experts(setup, stage)) for stage in stages)
+
+
 def _sent(collective: Collective, size: int) -> int:
     return round(collective.bytes * BUS_SHARE[collective.operation](size))
 
@@ -126,7 +132,7 @@ def step_collectives(setup: Setup, *, device: str = "cuda") -> tuple[Collective,
         device: type of the devices, on which the chunks of the loss and the messages of gradients depend.
     """
     rows = list(_of_model(setup, device, 0)) if setup.run.layout.tensor > 1 else []
-    rows += [*_of_optimizer(setup, 0), *_of_data(setup, device)]
+    rows += [*_of_experts(setup, 0), *_of_optimizer(setup, 0), *_of_data(setup, device)]
     return tuple(_merged(rows))
 
 
@@ -287,6 +293,29 @@ def _partial(setup: Setup, stage: int) -> list[int]:
     return found
 
 
+def _of_experts(setup: Setup, stage: int) -> Iterator[Collective]:
+    """Yield the exchanges of rows between the ranks that divide experts, if all experts have as many rows."""
+    if setup.run.layout.experts == 1:
+        return
+    for each, cost in (
+        found for layer in _layers_of(setup, stage) for found in costs_of(setup.model.layers[layer])
+    ):
+        if cost.exchanged(each) == 0:
+            continue
+        counts = Message(_EXCHANGE, _INT64 * each.number)
+        # To the rank with the expert, and back.
+        rows = [Message(_EXCHANGE, cost.exchanged(each) * product_bytes(setup, hidden_bytes(setup)))] * 2
+        passes = {"forward": [counts, *rows], "backward": rows}
+        if setup.run.recomputation.segment is not None:
+            passes["recomputed"] = [counts, *rows]
+        for name, messages in passes.items():
+            for message in messages:
+                yield _collective(f"layers, {name}", message, "experts", setup.run.batch.accumulation)
+    if setup.run.layout.zero == 0:
+        # Of the norm of the gradients.
+        yield _collective("update", Message(_REDUCE, _FLOAT32), "experts")
+
+
 def _of_data(setup: Setup, device: str) -> Iterator[Collective]:
     """Yield the collectives over data-parallel ranks: gradients, the loss, and the number of its tokens."""
     if setup.run.layout.data == 1:
@@ -295,6 +324,18 @@ def _of_data(setup: Setup, device: str) -> Iterator[Collective]:
         later = sum(_partial(setup, 0)) if setup.run.layout.tensor > 1 else 0
         for elements in bucketed_parameters(setup, later=later, device=device):
             yield _collective("update", Message(_REDUCE, setup.reduced_bytes * elements), "data")
+        if setup.run.layout.data > setup.run.layout.experts > 1:
+            for elements in bucketed_parameters(setup, device=device, of_experts=True):
+                message = Message(_REDUCE, setup.reduced_bytes * elements)
+                yield _collective("update", message, "copies of experts")
+    counted = sum(
+        each.number
+        for layer in _layers_of(setup, 0)
+        for each, cost in costs_of(setup.model.layers[layer])
+        if cost.exchanged(each)
+    )
+    if counted:
+        yield _collective("balance of experts", Message(_REDUCE, _INT64 * counted), "data")
     scalars = 2 if setup.weighs_globally else 1
     yield _collective("head and loss", Message(_REDUCE, _FLOAT32), "data", scalars)
 
