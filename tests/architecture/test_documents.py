@@ -22,6 +22,7 @@ from docs_site import anchors_of, navigation, problems_of_pages, public_names, w
 from neox_config import load_config, resolve
 from neox_config.errors import ConfigError
 from neox_config.estimate.setup import fewest_devices
+from neox_config.facts.hugging_face import CLASSES
 from neox_launcher.backends import BACKENDS
 from neox_launcher.plan.environment import TRAVELLING_PREFIXES
 from support.documents import DOCUMENTS, REPORTS, RUN, blocks_of, problems_of, shows
@@ -216,6 +217,16 @@ def test_the_reference_of_the_site_has_what_users_import():
             for name, path in names.items():
                 home = importlib.import_module(path.rpartition(".")[0])
                 assert getattr(importlib.import_module(module), name) is getattr(home, name)
+
+
+def test_the_documents_list_and_count_the_classes_of_transformers():
+    table = (ROOT / "docs/huggingface.md").read_text()
+    assert [name for name in CLASSES.values() if f"\n| `{name}` |" not in table] == []
+    for path, number in (("README.md", 1), ("docs/limits.md", 2)):
+        assert (
+            re.findall(r"(\w+) classes(?:\]|, verified)", (ROOT / path).read_text())
+            == [str(len(CLASSES))] * number
+        )
 
 
 def test_every_example_explains_its_use():

@@ -38,21 +38,38 @@ def student(teacher: Path, **distill: Any) -> dict[str, Any]:
 ALL = {"logits_share": 0.4, "temperature": 2.0, "hidden_states_weight": 0.3}
 
 
-def first_weights(folder: str, corpus: str) -> None:
-    train_all(folder, corpus, {"teacher": TEACHER})
+# The biases that choose experts are copied, too. Each layer of the student has experts, unlike the teacher's.
+EXPERTS = {
+    "moe_num_experts": 4,
+    "moe_top_k": 2,
+    "moe_expert_width": 8,
+    "moe_router_type": "topk",
+    "moe_expert_bias": True,
+}
+
+
+def first_weights(folder: str, corpus: str, more: dict[str, Any]) -> None:
+    layers = {"moe_layers": [1, 2, 3], "moe_expert_bias_rate": 0.1} if more else {}
+    train_all(folder, corpus, {"teacher": TEACHER | more | layers})
     still = student(Path(folder, "teacher")) | {
         "train_iters": 1,
         "optimizer": {"type": "SGD", "params": {"lr": 1e-30}},
         "save_interval": 1,
     }
-    train_all(folder, corpus, {"student": still})
+    train_all(folder, corpus, {"student": still | more | ({"moe_expert_bias_rate": 0.0} if more else {})})
 
 
 @pytest.mark.slow
-def test_a_student_starts_from_the_layers_of_its_teacher(tmp_path) -> None:
-    run_ranks(first_weights, size=1, folder=str(tmp_path), corpus=str(write_corpus(tmp_path)))
+@pytest.mark.parametrize("more", [{}, EXPERTS], ids=["dense", "experts"])
+def test_a_student_starts_from_the_layers_of_its_teacher(tmp_path, more) -> None:
+    run_ranks(first_weights, size=1, folder=str(tmp_path), corpus=str(write_corpus(tmp_path)), more=more)
     theirs, own = tensors_of(tmp_path / "teacher", 2), tensors_of(tmp_path / "student", 1)
-    weights = [name for name in own if "/" not in name]
+    biases = {name: name.removeprefix("model/") for name in own if name.endswith("router/bias")}
+    assert len(biases) == (2 if more else 0)
+    assert all(own[name].any() for name in biases)
+    for tensors in (own, theirs):
+        tensors |= {name.removeprefix("model/"): tensors[name] for name in set(tensors)}
+    weights = [name for name in own if "/" not in name] + list(biases.values())
     assert len(weights) > 20
     for name in weights:
         source = name
@@ -60,7 +77,7 @@ def test_a_student_starts_from_the_layers_of_its_teacher(tmp_path) -> None:
             if name.startswith(f"layers.{layer}."):
                 source = name.replace(f"layers.{layer}.", f"layers.{taken}.", 1)
         assert torch.equal(own[name], theirs[source]), name
-    assert not torch.equal(own["layers.0.mlp.up.weight"], theirs["layers.0.mlp.up.weight"])
+    assert not torch.equal(own["layers.0.attention.dense.weight"], theirs["layers.0.attention.dense.weight"])
 
 
 def losses(folder: str, corpus: str, **layout: Any) -> list[float]:

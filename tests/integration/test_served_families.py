@@ -36,6 +36,10 @@ FAMILIES = {
         "rope_parameters": {**ROPE, **LONG, "original_max_position_embeddings": 8},
     },
     "opt": {"ffn_dim": 40},
+    "qwen3_moe": {
+        "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12,
+        "norm_topk_prob": True,
+    },
 }  # fmt: skip
 PAIRS = [
     ("import random from", " settings"),

@@ -47,13 +47,9 @@ ROOM_TO_SCORE, ROOM_TO_GENERATE = 2, 1
 
 def run_backends(exported, tasks, url, length):
     """Results of the harness's own backend, and of its client of a server, in this process."""
-    from lm_eval.models.huggingface import HFLM
     from lm_eval.models.openai_completions import LocalCompletionsAPI
 
-    found = {}
-    for dtype in ("float32", "bfloat16"):
-        model = HFLM(exported, device="cpu", dtype=dtype, batch_size=4, softmax_dtype="float32")
-        found[dtype] = run_harness(model, tasks)
+    found = {dtype: run_backend(exported, tasks, dtype) for dtype in ("float32", "bfloat16")}
 
     def client(room):
         return LocalCompletionsAPI(
@@ -68,6 +64,13 @@ def run_backends(exported, tasks, url, length):
 
     found["client"] = run_harness(client(ROOM_TO_SCORE), tasks, writer=client(ROOM_TO_GENERATE))
     return found
+
+
+def run_backend(exported, tasks, dtype):
+    from lm_eval.models.huggingface import HFLM
+
+    model = HFLM(exported, device="cpu", dtype=dtype, batch_size=4, softmax_dtype="float32")
+    return run_harness(model, tasks)
 
 
 def run_harness(model, tasks, writer=None):
@@ -158,11 +161,10 @@ def plain(results):
     }
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tasks")
+def converted(folder, family, settings):
+    """Write a model of transformers, its import and its export, and the tasks."""
     convert = [sys.executable, "-P", "-m", "neox_model.convert"]
-    write_model(folder / "theirs", "llama", MODEL)
+    write_model(folder / "theirs", family, settings)
     for arguments in (
         ["from-hf", "theirs", "--output", "imported"],
         ["to-hf", "--load", "imported", "--output", "exported"],
@@ -176,6 +178,11 @@ def files(tmp_path_factory):
         tasks=str(write_tasks(folder / "local")),
         environment=environment,
     )
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return converted(tmp_path_factory.mktemp("tasks"), "llama", MODEL)
 
 
 def ours(files, layouts, size):
@@ -254,6 +261,22 @@ def test_the_harness_gives_the_numbers_of_its_hugging_face_backend(alone, backen
     assert 0 < found["tasks"]["local_choices"]["acc,none"] < 1
     assert found["metrics"]["task/local_choices/acc"] == found["tasks"]["local_choices"]["acc,none"]
     assert "local_stories" in found["text"]
+
+
+def test_the_harness_gives_experts_the_numbers_of_its_hugging_face_backend(tmp_path):
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "head_dim": 8}
+    files = converted(tmp_path, "qwen3_moe", MODEL | experts)
+    (expected,) = run_ranks(
+        run_backend,
+        size=1,
+        timeout_seconds=900,
+        environment=files.environment,
+        exported=files.exported,
+        tasks=files.tasks,
+        dtype="float32",
+    )
+    assert_equal(ours(files, {"one process": ()}, 1)["one process"], expected)
+    assert any(expected["texts"])
 
 
 def test_the_harness_gives_the_same_numbers_as_the_client_of_a_server(alone, backends):

@@ -162,6 +162,15 @@ def test_the_utilization_is_shown_by_both_conventions_of_which_the_record_has_va
     assert shows(text, "48.1", "MFU")
 
 
+def test_the_balance_of_experts_is_drawn_with_its_values(tmp_path):
+    writer, _ = begin(tmp_path)
+    for iteration, (load, entropy) in enumerate([(3.25, 0.125), (1.75, 0.875)], 1):
+        writer.write({"loss/train": 2.0, "experts/load": load, "experts/entropy": entropy}, iteration)
+    writer.close()
+    page = render_page([read_run(tmp_path)])
+    assert all(f'"text":["{values}"]' in page for values in ('3.250","1.750', '0.1250","0.8750'))
+
+
 @pytest.mark.parametrize(("device", "is_counted"), [("cuda", True), ("cpu", False), (None, True)])
 def test_only_estimates_for_gpus_count_their_runtime(tmp_path, device, is_counted):
     start = about()

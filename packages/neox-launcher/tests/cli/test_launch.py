@@ -78,6 +78,14 @@ def test_a_dry_run_prints_the_plan_and_the_command(minimal, folder):
     ]
 
 
+@pytest.mark.usefixtures("can_train")
+def test_a_dry_run_names_the_processes_that_divide_experts(minimal, folder):
+    settings = ("num-gpus=4", "moe-num-experts=4", "expert-parallel-size=2")
+    result = run("--config", minimal, *FILES, *(f"--set={each}" for each in settings), "--dry-run")
+    (row,) = [line for line in result.stdout.splitlines() if line.startswith("parallel sizes")]
+    assert row.split("  ", 1)[1].strip() == "data 4 x pipe 1 x model 1, experts on 2, ZeRO stage 0"
+
+
 def test_a_dry_run_shows_where_the_agents_connect(minimal, folder):
     (folder / "hosts").write_text("10.0.0.7 slots=1\n10.0.0.8 slots=1\n")
     settings = ["hostfile=hosts", "launcher=ssh", "launcher-address=10.0.0.9", "launcher-port=29400"]

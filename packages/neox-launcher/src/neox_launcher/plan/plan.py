@@ -203,10 +203,9 @@ class LaunchPlan:
             yield "remote setup", self.remote_setup or ""
             yield "remote prefix", shlex.join(self.remote_prefix)
         yield "rendezvous", self.rendezvous
-        yield (
-            "parallel sizes",
-            f"data {layout.data} x pipe {layout.stages} x model {layout.tensor}, ZeRO stage {layout.zero}",
-        )
+        sizes = f"data {layout.data} x pipe {layout.stages} x model {layout.tensor}"
+        experts = f", experts on {layout.experts}" if layout.experts > 1 else ""
+        yield "parallel sizes", f"{sizes}{experts}, ZeRO stage {layout.zero}"
         yield (
             "batch",
             f"{pluralize(batch.whole, 'sample')} = micro-batch {batch.micro} x accumulation "

@@ -16,6 +16,10 @@ LTD = "data_efficiency.data_routing.random_ltd"
 CURRICULUM = "data_efficiency.data_sampling.curriculum_learning"
 RARITY = f"{CURRICULUM}.curriculum_metrics.rarity"
 COMPRESSION = "compression_training"
+OTHER_PARTS_OFF = [
+    f"{COMPRESSION}.{part}.shared_parameters.enabled=false"
+    for part in ("activation_quantization", "sparse_pruning", "row_pruning", "head_pruning")
+]
 
 # rule -> (override that breaks it, where, numbers in the message)
 EXAMPLES = {
@@ -54,9 +58,10 @@ EXAMPLES = {
     "compression_groups_are_disjoint": (
         f"{COMPRESSION}.weight_quantization.different_groups.wq2.modules=['*']",
         f"{COMPRESSION}.weight_quantization.different_groups.wq2.modules", []),
-    "compressed_layers_are_plain: experts": (
-        ["moe_num_experts=4", f"{COMPRESSION}.layer_reduction.enabled=false", "data_efficiency.enabled=false",
-         "eigenvalue.enabled=false"], "compression_training", []),
+    "experts_are_not_compressed": (
+        ["moe_num_experts=4", *OTHER_PARTS_OFF,
+         f"{COMPRESSION}.layer_reduction.enabled=false", "data_efficiency.enabled=false",
+         "eigenvalue.enabled=false"], f"{COMPRESSION}.weight_quantization.shared_parameters.enabled", []),
     "compressed_layers_are_plain": (
         ["lora_rank=2", "lora_base=x", f"{COMPRESSION}.layer_reduction.enabled=false"], "lora_rank", []),
     "compressed_layers_are_plain: partitioned": (
@@ -132,6 +137,8 @@ def test_a_broken_rule_is_reported_with_place_and_reason(load, rule):
     (problem,) = found.value.problems
     assert (problem.name, problem.code.partition(".")[2]) == (name, rule.partition(":")[0])
     assert shows(problem.what, *numbers)
+    # That of a parameter, not of a block.
+    assert "(" not in (problem.value or "")
 
 
 # Further examples: overrides, parameter, code (none: it is no value of its type), numbers in the message.

@@ -46,6 +46,10 @@ _OTHERS = (
         is_log=True,
     ),
     _Spec("Loss scale", "float16", {"optimizer/loss_scale": "loss scale"}, is_log=True),
+    _Spec("Load of experts", "tokens of the busiest, divided by the mean", {"experts/load": "load"}),
+    _Spec(
+        "Entropy of experts", "of their shares, divided by its largest value", {"experts/entropy": "entropy"}
+    ),
     _Spec("Throughput", "tokens per second, all devices", {"throughput/tokens_per_second": "tokens/s"}),
     _Spec("Speed per device", "TFLOP/s", {"throughput/tflops_per_device": "TFLOP/s per device"}),
     _Spec("Model FLOPs utilization", "percent of the device's peak", _MFU, scale=100.0),

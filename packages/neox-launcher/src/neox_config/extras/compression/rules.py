@@ -196,12 +196,6 @@ def compressed_layers_are_plain(c: NeoXConfig) -> Iterator[Problem]:
             "averages weights that are neither quantized nor pruned, as those of the compressed model are",
             "remove it, or compress after training",
         ),
-        (
-            has_experts(c),
-            "compression_training",
-            "quantizes and prunes matrices of feed-forward blocks, which experts do not have",
-            "remove it, or set moe-num-experts: 1",
-        ),
     )
 
 
@@ -522,3 +516,12 @@ def students_are_whole_models(c: NeoXConfig) -> Iterator[Problem]:
             change,
         ),
     )
+
+
+def experts_are_not_compressed(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse to quantize or prune models with experts."""
+    for part in COMPRESSIONS if has_experts(c) else ():
+        if getattr(c.compression.compression_training, part).shared_parameters.enabled:
+            what = "requires matrices of feed-forward blocks, which experts do not have"
+            name = f"compression_training.{part}.shared_parameters.enabled"
+            yield Problem(name, what, "set it to false, or moe-num-experts: 1")

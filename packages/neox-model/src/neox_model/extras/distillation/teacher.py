@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import filterfalse
 from pathlib import Path
 from typing import Any
@@ -47,10 +48,10 @@ _LAYERS = "layers"
 # Settings of a model on which the weights of its norms depend.
 _EPSILONS = {facts.epsilon for facts in NORM_FACTS.values()}
 _OF_NORMS = {"norm", "use_bias_in_norms", "norm_zero_centered", *_EPSILONS}
-# Settings of a model on which those of its layers do not depend; attention is compared layer by layer, and
-# random blocks are drawn for the student's layers.
+# Settings of a model on which those of its layers do not depend; attention is compared layer by layer,
+# experts and feed-forward blocks by their weights, and random blocks are drawn for the student's layers.
 _NOT_OF_LAYERS = {
-    *("num_layers", "attention_config", "seed (of the random blocks of sparse layers)"),
+    *("num_layers", "attention_config", "moe_layers", "seed (of the random blocks of sparse layers)"),
     *("no_weight_tying", "max_position_embeddings", "tokenizer_type", "vocab_file"),
 }
 
@@ -110,11 +111,17 @@ def start_from_teacher(
         name: each for found in all_gather_object(groups.control, sources) for name, each in found.items()
     }
     wanted = [wanted_weight(sources[name], parameter) for name, parameter in named.items() if name in sources]
+    # Not masks and ranges, which are the student's own, as scores are.
+    own_states = [state for state in model_states(model) if ".compression." not in state.name]
+    of_states = teacher_names([state.name for state in own_states], section)
+    states = [replace(each, name=of_states[each.name]) for each in own_states if each.name in of_states]
     with shared_outcome(groups.control, f"reading the teacher {folder}", keeps_bugs=True):
         _check(section, kinds, checkpoint, wanted, every, changes)
         reader = ShardReader(folder, checkpoint.manifest)
         check_wanted(wanted, reader)
+        check_model_states(states, checkpoint.manifest, reader)
     fill_wanted(wanted, reader, writable=writable)
+    fill_model_states(states, reader)
     total = len(set().union(*all_gather_object(groups.control, set(named))))
     logger.info("%d of %d weights of the student are those of %s", len(every), total, folder)
 
