@@ -120,7 +120,12 @@ class GradientFigures(Measurement):
     def from_run(cls, run: Run) -> Self | None:
         """Build it if a parameter requests it and the engine shows gradients."""
         section = run.config.logging
-        asked = [name for name in GRADIENT_FIGURES if getattr(section, name)]
+        wanted = {
+            "log_grad_norm": section.log_grad_norm,
+            "log_grad_pct_zeros": section.log_grad_pct_zeros,
+            "log_zero_gradients": section.log_zero_gradients,
+        }
+        asked = [name for name in GRADIENT_FIGURES if wanted[name]]
         if not asked or "before_update" not in run.resolved.run.engine.offers:
             return None
         found = cls(section.log_interval, asked)
