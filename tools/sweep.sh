@@ -59,7 +59,7 @@ make sweep NAME=...
   config      10,000 mutations of configs/ and wrong values of every name through neox-config
   conversion  round trips of random models of transformers, and 200 wrong mappings
   coverage    lines and branches that the packages' fast tests reach (20 minutes)
-  experts     verify-layout of drawn models with experts, three layouts each (PART=1/4: the other layouts)
+  experts     verify-layout of drawn models with experts, three on each layout (the others: PART=1/4)
   fields      verify-layout of models of today's families, three layouts each (5 minutes; the rest: PART=1/2)
   layouts     compare training of every architecture and compression on every layout with one rank
   manifests   load 3,000 mutated manifests of checkpoints: they load, or are refused and change nothing

@@ -51,7 +51,6 @@ RENAMES = {
 # Where JSON may hold NaN and Infinity. `neox_config.finite_json` writes null and a flag instead.
 MAY_ENCODE_NONFINITE = {
     "neox_config.problems": "values in messages, as the user wrote them",
-    "neox_config.read.migrate": "values in YAML, as the user wrote them; `neox-config check` refuses them",
     "neox_data.tokenizers.huggingface": "the hash of a file that others wrote",
     "neox_model.checkpoint.contents": "the checksum of a manifest that an earlier version wrote",
 }

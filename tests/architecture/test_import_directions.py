@@ -203,7 +203,7 @@ FENCES = {
     "fsspec": ("neox_model.checkpoint.object_store",),
     "apex": ("neox_kernels",),
     "lm_eval": ("neox_model.scoring.harness",),
-    "matplotlib": ("neox_launcher.cli.schedule_chart", "neox_model.report", "neox_data.indexed.chart"),
+    "matplotlib": ("neox_launcher.cli.schedule_chart", "neox_model.report"),
     "rich": (
         *("neox_launcher.controller.live_display", "neox_launcher.controller.live_line"),
         *("neox_launcher.controller.screens", "neox_data"),

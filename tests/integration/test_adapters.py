@@ -171,9 +171,9 @@ def merge_and_compare(folder: str, settings: dict[str, Any] | None = None) -> di
     from neox_config.spec.resume import recorded_values
     from neox_model.assembly.model import build_model
     from neox_model.assembly.zero_sharding import gathered_parameter
-    from neox_model.checkpoint import load_weights
     from neox_model.checkpoint.adapters import merge_adapters
     from neox_model.checkpoint.base import load_base
+    from neox_model.checkpoint.load import load_weights
     from neox_model.parallel.groups import SINGLE_PROCESS as ALONE
     from neox_model.processes import load_tokenizer
 

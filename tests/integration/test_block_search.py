@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -213,15 +212,6 @@ def test_an_index_of_other_texts_of_the_same_lengths_is_refused(tmp_path, traine
     for program, more in (("find", {"block_query": "q"}), ("index", {})):
         with refused(Exception, "'documents", "'doc"):
             run_ranks(retrieve, size=2, program=program, settings=settings | more)
-
-
-def test_what_a_killed_indexing_left_behind_is_removed(tmp_path, trained):
-    settings = trained | SEARCH | {"block_data_path": str(tmp_path / "index")}
-    run_ranks(retrieve, size=1, program="index", settings=settings)
-    shutil.copytree(tmp_path / "index", tmp_path / "index.partial")
-    (again,) = run_ranks(retrieve, size=1, program="index", settings=settings)
-    assert again.startswith(f"{tmp_path / 'index'} is complete already: ")
-    assert not (tmp_path / "index.partial").exists()
 
 
 def test_an_index_of_another_checkpoint_is_refused(tmp_path, trained):

@@ -421,9 +421,6 @@ def test_compressed_models_become_plain_ones_that_compute_alike(tmp_path) -> Non
     # Half of 2:4, of all matrices but the output of the attention.
     sparse = found["snip 2:4, 8 bits"]["sparsity_of_compressed_matrices"]
     assert sparse == pytest.approx(0.5 * 11 / 12, abs=0.01)
-    assert found["smallest weights and rows"]["not_removed"] == []
-    reasons = found["learned weights, rows and heads"]["not_removed"]
-    assert [reason.partition(":")[0] for reason in reasons] == ["rows of the MLP", "heads"]
 
 
 # The bits of a packed number.

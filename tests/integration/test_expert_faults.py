@@ -19,7 +19,7 @@ from neox_model.parallel.collectives import all_reduce
 from neox_model.parallel.groups import SINGLE_RANK
 from support.distributed import run_ranks
 from support.layout_answers import answer_of_ranks, arguments_of, rank_answer
-from support.layout_faults import Fault, differing, first_argument, on_rank, rank
+from support.layout_faults import Fault, differing, first_argument, nothing, on_rank, rank, times
 from support.settings import TINY
 
 # Another number than that of any width.
@@ -53,7 +53,7 @@ def over_all_replicas(original: Any) -> Any:
 
 def sums_over_experts_ranks(original: Any) -> Any:
     """The mean over copies is not divided by the ranks that divide the experts."""
-    return lambda self, gradients: original(replace(self, divisor=1), gradients)
+    return lambda self, gradients: original(replace(self, divisor=self.group.size), gradients)
 
 
 def takes_sums_over_experts_ranks(original: Any) -> Any:
@@ -66,7 +66,9 @@ def takes_sums_over_experts_ranks(original: Any) -> Any:
 
 def own_experts_gradients(original: Any) -> Any:
     def reduce(self: Any, gradients: Any) -> None:
-        original(replace(self, group=SINGLE_RANK) if self.divisor > 1 else self, gradients)
+        if self.divisor is not None:
+            self = replace(self, group=SINGLE_RANK, divisor=self.divisor // self.group.size)
+        original(self, gradients)
 
     return reduce
 
@@ -102,15 +104,25 @@ def in_order_of_ranks(original: Any) -> Any:
     return lambda counts, rows: torch.arange(rows)
 
 
-def by_their_number(original: Any) -> Any:
-    """Numbers of rows are taken to be those that this rank sends."""
-    return lambda tensor, group: original(tensor, group)[[1, 0]]
+def experts_in_another_order(original: Any) -> Any:
+    """Numbers of rows arrive in the order of experts, and are read in another."""
+    return lambda tensor, group: original(tensor, group).flip(1)
 
 
 def detached_weights(original: Any) -> Any:
     def forward(self: Any, hidden: Any) -> Any:
         weights, experts, counts = original(self, hidden)
         return weights.detach() + 0.0 * self.weight.sum(), experts, counts
+
+    return forward
+
+
+def swapped_weights(original: Any) -> Any:
+    """The weights of a token's experts are those of each other."""
+
+    def forward(self: Any, hidden: Any) -> Any:
+        weights, experts, counts = original(self, hidden)
+        return weights.flip(-1), experts, counts
 
     return forward
 
@@ -231,6 +243,16 @@ def sums_router_twice(original: Any) -> Any:
     return sum_parts
 
 
+def leaves_the_router_out(original: Any) -> Any:
+    def sum_parts(self: Any) -> None:
+        partial = self._partial
+        self._partial = [pair for pair in partial if pair[0].logical.shape[:-1] != (_NUMBER,)]
+        original(self)
+        self._partial = partial
+
+    return sum_parts
+
+
 # What differs must contain a part with this name, such as "gradients".
 FAULTS: dict[str, Fault] = {
     "experts' gradients averaged with those of other experts": Fault(
@@ -331,6 +353,24 @@ FAULTS: dict[str, Fault] = {
         "neox_model.optim.mixed_precision.MixedPrecisionOptimizer._sum_parts",
         sums_router_twice,
         ("gradients",),
+    ),
+    "the gradient of the router not summed": Fault(
+        "ep=2,dp=2,tp=2",
+        "neox_model.optim.mixed_precision.MixedPrecisionOptimizer._sum_parts",
+        leaves_the_router_out,
+        ("gradients",),
+    ),
+    "a shared expert added on every tensor-parallel rank": Fault(
+        "ep=2,dp=2,tp=2", f"{_EXPERTS}.Experts._shared", times(2.0), ("loss",), {"moe_shared_width": 16}
+    ),
+    "rows computed by another expert of the rank": Fault(
+        "ep=2,dp=2", f"{_EXPERTS}.dispatch.all_to_all", experts_in_another_order, ("loss",)
+    ),
+    "weights of a token's experts swapped": Fault(
+        "ep=2,dp=2", f"{_EXPERTS}.Router.forward", on_rank(1, swapped_weights), ("loss",)
+    ),
+    "biases of one rank left as they are": Fault(
+        "ep=2,dp=2", f"{_EXPERTS}.Router.move_bias", on_rank(1, nothing), ("model states",)
     ),
     "results that are not sent back": Fault(
         "ep=2,dp=2",

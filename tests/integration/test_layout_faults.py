@@ -186,10 +186,11 @@ def adds_on_each_rank(original: Any) -> Any:
     return lambda rows, places, bias, **share: original(rows, places, bias)
 
 
-def sums_a_bias_at_once_too(original: Any) -> Any:
-    def make(shape: Any, init: Any, group: Any, **options: Any) -> Any:
-        parameter = original(shape, init, group, **options)
-        parameter.register_hook(lambda gradient: all_reduce(gradient.clone(), group))
+def sums_parts_at_once_too(original: Any) -> Any:
+    def make(shape: Any, *, is_partial: bool = False, **options: Any) -> Any:
+        parameter = original(shape, is_partial=is_partial, **options)
+        if is_partial:
+            parameter.register_hook(lambda gradient: all_reduce(gradient.clone(), options["group"]))
         return parameter
 
     return make
@@ -730,8 +731,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "the gradient of a router summed twice": Fault(
         "tp=2",
-        "neox_model.layers.experts.router.ensure_partial",
-        sums_at_once_too,
+        "neox_model.layers.experts.router.logical_parameter",
+        sums_parts_at_once_too,
         (r"^gradients", _TWO, r"router"),
         _EXPERTS,
         is_quick=True,
@@ -745,8 +746,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "the gradient of biases of experts summed twice": Fault(
         "tp=2",
-        "neox_model.layers.experts.blocks.partial_parameter",
-        sums_a_bias_at_once_too,
+        "neox_model.layers.experts.blocks.logical_parameter",
+        sums_parts_at_once_too,
         (r"^gradients", _TWO, r"down_bias"),
         _EXPERTS | {"use_bias_in_experts": True},
     ),

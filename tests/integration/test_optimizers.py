@@ -15,7 +15,7 @@ import pytest
 
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_config.schema.sections.optimizer import KNOWN_OPTIMIZERS, TORCH_OPTIMIZERS
-from neox_model.checkpoint import CheckpointError
+from neox_model.checkpoint.errors import CheckpointError
 from support.distributed import run_ranks
 from support.optimizers import (
     LAYOUTS,

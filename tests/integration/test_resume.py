@@ -394,7 +394,8 @@ def resume_with_each(
     from neox_config.spec import resume
     from neox_config.spec.resume import recorded_values
     from neox_model.assembly.model import build_model
-    from neox_model.checkpoint import CheckpointError, load_weights
+    from neox_model.checkpoint.errors import CheckpointError
+    from neox_model.checkpoint.load import load_weights
     from neox_model.parallel.groups import SINGLE_PROCESS
     from neox_model.parallel.topology import create_groups
     from neox_model.processes import load_tokenizer

@@ -1,4 +1,4 @@
-"""Every layout trains the same model, and a resumed run is the uninterrupted one."""
+"""A resumed run is the uninterrupted one, in a new process and in parts; what a run imports and opens."""
 
 import inspect
 import json
@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from support.corpus import write_corpus
@@ -37,45 +36,6 @@ SETTINGS: dict[str, Any] = {
     "eval_iters": 2,
 }
 
-LAYOUTS: dict[str, dict[str, Any]] = {
-    "data parallel": {},
-    "data parallel, ZeRO 1": {"zero_optimization": {"stage": 1}},
-    "data parallel, ZeRO 2": {"zero_optimization": {"stage": 2}},
-    "data parallel, ZeRO 3": {"zero_optimization": {"stage": 3}},
-    "data parallel, ZeRO 2 of DeepSpeed": {"engine": "deepspeed", "zero_optimization": {"stage": 2}},
-    "data parallel, ZeRO 3 of DeepSpeed": {"engine": "deepspeed", "zero_optimization": {"stage": 3}},
-    "tensor parallel": {"model_parallel_size": 2, "train_micro_batch_size_per_gpu": 4},
-    "tensor parallel, ZeRO 1": {
-        "model_parallel_size": 2,
-        "train_micro_batch_size_per_gpu": 4,
-        "zero_optimization": {"stage": 1},
-    },
-    "pipeline": {"pipe_parallel_size": 2, "train_micro_batch_size_per_gpu": 4},
-    "torch pipeline": {
-        "pipe_parallel_size": 2,
-        "train_micro_batch_size_per_gpu": 4,
-        "engine": "torch",
-    },
-    "zero-bubble pipeline": {
-        "pipe_parallel_size": 2,
-        "train_micro_batch_size_per_gpu": 2,
-        "gradient_accumulation_steps": 4,
-        "pipeline_schedule": "zero_bubble",
-    },
-    "torch pipeline, ZeRO 2": {
-        "pipe_parallel_size": 1,
-        "train_micro_batch_size_per_gpu": 2,
-        "engine": "torch",
-        "zero_optimization": {"stage": 2},
-    },
-    "pipeline, ZeRO 1": {
-        "pipe_parallel_size": 2,
-        "train_micro_batch_size_per_gpu": 4,
-        "zero_optimization": {"stage": 1},
-    },
-}
-"""Two processes, each layout with eight samples per update, as the single process has."""
-
 MEASURED = ("loss/train", "loss/validation", "loss/test", "optimizer/learning_rate", "optimizer/grad_norm")
 
 
@@ -87,58 +47,6 @@ def read_record(folder: Path) -> dict[str, dict[int, float]]:
         for name in values.keys() & record.keys():
             record[name][values["iteration"]] = values[name]
     return record
-
-
-# Layouts
-
-
-def train_layouts(folder: str, data_path: str, names: list[str]) -> list[str | None]:
-    """Train each layout, one after another in the same processes; runs in every rank."""
-    from neox_model.parallel.topology import create_groups
-    from neox_model.train.open_run import train_in
-
-    results = []
-    for name in names:
-        settings = SETTINGS | LAYOUTS.get(name, {"train_micro_batch_size_per_gpu": 4})
-        settings |= {"data_path": data_path, "log_dir": str(Path(folder, name))}
-        resolved = resolved_from(settings, devices=int(os.environ["WORLD_SIZE"]))
-        groups = create_groups(resolved.run.layout.tensor, resolved.run.layout.stages)
-        results.append(train_in(groups, resolved))
-    return results
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, dict[int, float]]]:
-    folder = tmp_path_factory.mktemp("layouts")
-    data_path = write_corpus(folder)
-    common = {"folder": str(folder), "data_path": data_path}
-    run_ranks(train_layouts, size=1, names=["one process"], **common)
-    run_ranks(train_layouts, size=2, names=list(LAYOUTS), timeout_seconds=300, **common)
-    return {name: read_record(folder / name) for name in ("one process", *LAYOUTS)}
-
-
-@pytest.mark.slow
-def test_the_model_learns(runs):
-    losses = runs["one process"]["loss/train"]
-    assert losses[1] == pytest.approx(np.log(513), abs=0.05)
-    assert losses[20] < losses[1] - 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_has_the_losses_of_one_process(runs, layout):
-    for name in ("loss/train", "loss/validation", "loss/test", "optimizer/learning_rate"):
-        assert runs[layout][name] == pytest.approx(runs["one process"][name], abs=1e-5), name
-    assert len(runs[layout]["loss/train"]) == 20
-    assert list(runs[layout]["loss/validation"]) == [8, 16, 20]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_has_the_gradient_norms_of_one_process(runs, layout):
-    assert runs[layout]["optimizer/grad_norm"] == pytest.approx(
-        runs["one process"]["optimizer/grad_norm"], rel=1e-4
-    )
 
 
 # Resuming, with dropout and in bfloat16

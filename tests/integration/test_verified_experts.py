@@ -1,6 +1,6 @@
 """`make sweep NAME=experts`: models with experts compute on layouts what one process computes.
 
-Each of the drawn models is verified on three layouts, and each layout with at least three models; `PART=k/n`
+Each of the drawn models is verified on three layouts or more, and each layout with three models; `PART=k/n`
 are the other models on each layout, in turn.
 """
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from neox_launcher.protocol.layout_verification import LayoutAnswer
 from neox_launcher.verify_layout.verify import Case, LayoutVerification, case_of
 from support.distributed import run_ranks
 from support.layout_answers import answer_of_ranks, arguments_of, rank_answer
@@ -34,7 +35,12 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "ZeRO 3": ("ep=2,dp=4,zero=3", {}),
     "ZeRO 3, pipeline": ("ep=2,dp=2,pp=2,zero=3", {"num_layers": 4}),
     "recomputation": ("ep=2,dp=4,zero=3", _RECOMPUTED),
+    "recomputation, sequence": ("ep=2,dp=2,tp=2,sp=true", _RECOMPUTED),
+    "recomputation, pipeline": ("ep=2,dp=2,pp=2", _RECOMPUTED | {"num_layers": 4}),
     "adapters": ("ep=2,dp=2", _LORA),
+    "adapters, sequence": ("ep=2,dp=2,tp=2,sp=true", _LORA),
+    "adapters, pipeline": ("ep=2,dp=2,pp=2,zero=1", _LORA | {"num_layers": 4}),
+    "adapters, recomputation": ("ep=2,dp=4,zero=3", _LORA | _RECOMPUTED),
 }
 CASES = [(model, layout) for model in range(_MODELS) for layout in LAYOUTS]
 
@@ -69,8 +75,8 @@ def drawn(number: int) -> dict[str, Any]:
 
 
 def is_default(model: int, layout: str) -> bool:
-    """Three layouts of each model, and each layout at least twice."""
-    return (list(LAYOUTS).index(layout) - model) % len(LAYOUTS) in (0, 5, 9)
+    """Each layout with three models, and at least three layouts of each model."""
+    return (list(LAYOUTS).index(layout) - model) % _MODELS in (0, 5, 9)
 
 
 def of_this_part(model: int, layout: str) -> bool:
@@ -85,6 +91,10 @@ def case_on(layout: str, settings: dict[str, Any], path: Path, *, precision: str
     of_layout, more = LAYOUTS[layout]
     is_exact = precision == "float64"
     given = {"engine": "torch"} | more | ({} if is_exact else {"precision": precision})
+    if not is_exact and settings["activation"] == "relu":
+        # Rounding decides on which side of 0 a value falls, and so whether it has a gradient: one process in
+        # bfloat16 is then up to a quarter from float64, in float32 millionths.
+        given["activation"] = "gelu"
     path.write_text(json.dumps(TINY | settings | given))
     wanted = LayoutVerification(
         paths=(str(path),), precision="float64" if is_exact else "configured", full=True
@@ -92,14 +102,35 @@ def case_on(layout: str, settings: dict[str, Any], path: Path, *, precision: str
     return case_of(wanted, of_layout)
 
 
+def answer_on(model: int, layout: str, folder: Path, *, precision: str) -> LayoutAnswer:
+    folder.mkdir()
+    case = case_on(layout, drawn(model), folder / "settings.yml", precision=precision)
+    return answer_of_ranks(run_ranks(rank_answer, timeout_seconds=600, **arguments_of(case, folder, steps=2)))
+
+
+def is_rounding(answer: LayoutAnswer, single: LayoutAnswer) -> bool:
+    """Whether gradients in bfloat16 are no further from float64 than float32's rounding errors make likely.
+
+    Some draws of weights amplify rounding errors, of both alike; those of bfloat16 are 2 to the power of 16
+    times larger. The largest errors are of single tensors, and may be twice as large by chance.
+    """
+    largest = max(part.worst for part in single.parts if part.name == "gradients")
+    return single.agrees and all(
+        part.name in ("gradients", "gradient norm") and part.worst <= 2 * 2**16 * largest
+        for part in answer.parts
+        if part.differing
+    )
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("precision", ["float64", "bfloat16"])
 @pytest.mark.parametrize(("model", "layout"), [case for case in CASES if of_this_part(*case)])
 def test_experts_on_a_layout(model: int, layout: str, precision: str, tmp_path: Path) -> None:
-    case = case_on(layout, drawn(model), tmp_path / "settings.yml", precision=precision)
-    answer = answer_of_ranks(
-        run_ranks(rank_answer, timeout_seconds=600, **arguments_of(case, tmp_path, steps=2))
-    )
+    answer = answer_on(model, layout, tmp_path / "answer", precision=precision)
+    assert len(answer.parts) >= 5
+    if precision == "bfloat16" and not answer.agrees:
+        single = answer_on(model, layout, tmp_path / "single", precision="fp32")
+        assert is_rounding(answer, single), (answer.parts, single.parts)
+        return
     assert [(part.name, part.worst) for part in answer.parts if part.differing] == []
     assert answer.findings == ()
-    assert len(answer.parts) >= 5

@@ -8,7 +8,9 @@ from torch import nn
 
 from neox_config.facts.deepspeed_schedules import OneCycle
 from neox_config.facts.learning_rate import Curve, WarmupThenDecay
-from neox_model.checkpoint import RunParts, load_checkpoint, save_checkpoint
+from neox_model.checkpoint.load import load_checkpoint
+from neox_model.checkpoint.parts import RunParts
+from neox_model.checkpoint.save import save_checkpoint
 from neox_model.checkpoint.storage import Storage
 from neox_model.engine.updater import Updater
 from neox_model.optim.lr_schedule import LearningRateSchedule

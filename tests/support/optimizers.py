@@ -20,9 +20,11 @@ from torch import Tensor, distributed
 from neox_config import Resolved
 from neox_config.errors import ConfigError
 from neox_config.spec.resume import IN_EFFECT, in_effect
-from neox_model.checkpoint import RunParts, load_checkpoint, save_checkpoint
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.dtypes import DTYPES
+from neox_model.checkpoint.load import load_checkpoint
+from neox_model.checkpoint.parts import RunParts
+from neox_model.checkpoint.save import save_checkpoint
 from neox_model.checkpoint.shards import ShardReader
 from neox_model.parallel.groups import Groups
 from neox_model.train.data.batch import Batch, as_batch

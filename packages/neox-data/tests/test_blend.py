@@ -89,12 +89,6 @@ def test_each_dataset_is_built_for_its_share_by_the_plain_sum() -> None:
     assert counts == [math.ceil(200_000 * (weight / total) * 1.005) for weight in weights]
 
 
-@pytest.mark.parametrize(("weights", "differs"), [(CLOSE, True), ([0.5, 0.25, 0.25], False)])
-def test_blend_knows_if_earlier_versions_mixed_it_differently(weights: list[float], differs: bool) -> None:
-    blend = BlendedDataset([Numbers(0, 20_000) for _ in weights], weights, 20_000)
-    assert blend.differs_from_earlier_versions == differs
-
-
 def test_equals_are_decided_for_the_first() -> None:
     for order in (plain_blend_order(np.array([0.25] * 4), 8), blend_order(np.array([0.25] * 4), 8)):
         assert order.datasets.tolist() == [0, 1, 2, 3, 0, 1, 2, 3]

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from neox_data.block_index import IndexInProgress, begin_index, open_block_index, remove_rest
+from neox_data.block_index import IndexInProgress, begin_index, open_block_index
 from neox_data.errors import DataError
 from support.refusals import refused
 
@@ -85,47 +85,14 @@ def test_an_index_that_was_killed_while_its_parts_were_joined_is_joined_again(fo
     np.testing.assert_array_equal(open_block_index(folder).embeddings, EMBEDDINGS)
 
 
-@pytest.fixture
-def left_behind(folder, monkeypatch):
-    """A complete index of a process that was killed before it removed the rest."""
+def test_an_index_is_complete_before_its_parts_are_deleted(folder, monkeypatch):
     index = IndexInProgress(folder, 5)
     embed(index)
-    with monkeypatch.context() as patch:
-        patch.setattr("neox_data.block_index.shutil.rmtree", killed)
-        with pytest.raises(KeyboardInterrupt):
-            index.complete(PLACES)
-    assert sorted(path.name for path in folder.parent.iterdir()) == ["index", "index.partial"]
-    return folder
-
-
-def test_what_a_killed_process_left_behind_is_removed(left_behind):
-    remove_rest(left_behind, ORIGIN)
-    assert [path.name for path in left_behind.parent.iterdir()] == ["index"]
-    np.testing.assert_array_equal(open_block_index(left_behind).embeddings, EMBEDDINGS)
-    remove_rest(left_behind, ORIGIN)
-
-
-def test_what_is_half_removed_is_removed(left_behind):
-    (left_behind.parent / "index.partial" / "index.json").unlink()
-    remove_rest(left_behind, ORIGIN)
-    assert [path.name for path in left_behind.parent.iterdir()] == ["index"]
-
-
-def test_an_incomplete_index_of_something_else_stays_next_to_a_complete_one(left_behind, caplog):
-    partial = left_behind.parent / "index.partial"
-    remove_rest(left_behind, ORIGIN | {"checkpoint": "iteration 8"})
-    assert "index.partial is an" in caplog.text
-    (partial / "index.json").write_text("{")
-    remove_rest(left_behind, ORIGIN)
-    assert "index.json is damaged" in caplog.text
-    assert len(list((partial / "parts").iterdir())) == 3
-
-
-def test_parts_without_a_description_are_not_those_of_the_next_index(left_behind):
-    (left_behind.parent / "index.partial" / "index.json").unlink()
-    left_behind.rename(left_behind.with_name("other"))
-    begin_index(left_behind, ORIGIN | {"checkpoint": "iteration 8"}, part_blocks=2)
-    assert IndexInProgress(left_behind, 5).missing() == [range(2), range(2, 4), range(4, 5)]
+    monkeypatch.setattr("neox_data.block_index.shutil.rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        index.complete(PLACES)
+    assert [path.name for path in folder.parent.iterdir()] == ["index"]
+    np.testing.assert_array_equal(open_block_index(folder).embeddings, EMBEDDINGS)
 
 
 def test_an_index_that_does_not_record_its_texts_is_refused(complete):

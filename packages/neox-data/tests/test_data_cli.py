@@ -42,19 +42,6 @@ def test_inspect_shows_the_contents_of_a_dataset(write_dataset) -> None:
     ]
 
 
-def test_a_picture_replaces_no_file_of_another_format(write_dataset, tmp_path: Path) -> None:
-    given = tmp_path / "good.yml"
-    given.write_text("a: 1")
-    result = run("inspect", write_dataset([[1]]), "--png", given)
-    assert (result.exit_code, given.read_text()) == (2, "a: 1")
-    assert str(given) in result.stderr
-
-
-def test_a_picture_is_a_png(write_dataset) -> None:
-    result = run("inspect", write_dataset([[1]]), "--png", "a.yml")
-    assert (result.exit_code, ".png" in result.stderr) == (2, True)
-
-
 @pytest.mark.parametrize(
     ("words", "text"),
     [

@@ -92,7 +92,6 @@ def write_run(folder, *, changes=None, spike=True):
                 events.record("spike", 44, loss=9.5, limit=1.25, action="skip", **samples)
             slow = {"ranks": [2, 3], "hosts": [HOSTILE], "seconds": 3.0, "median": 1.5, "factor": 2.0}
             events.record("straggler", 40, **slow)
-            events.record("memory", 40, bytes=3 * 2**30, rank=5, host="h-2")
             events.record("skipped", 45, reason="not finite", loss=float("nan"), **samples)
             events.record("evaluation", 60, part="valid", loss=0.5, perplexity=1.6487, seconds=0.25)
             events.record("end", 60, reason="finished", message=None)
@@ -224,13 +223,11 @@ def test_the_page_answers_what_happened_when_and_why(tmp_path):
     assert shows(text, "9.500", "limit 1.250")
     assert shows(text, "samples 8", "15", "documents 3", "4", HOSTILE)
     assert shows(text, "2, 3", "2 times", f"host {HOSTILE}", "3 s", "1.5 s")
-    assert shows(text, "3 GiB", "5 host", "h-2")
     assert shows(text, "(not finite)", "loss nan")
     assert shows(text, "loss 0.5000", "perplexity 1.649")
     assert shows(text, '"Adam" job.yml', "line 9")
     assert shows(text, "1 GiB", "1 MiB) 256", "MiB", "rank 0")
     assert "CPU has no" in text
-    assert "log-param-norm is not" in text
 
 
 def test_nothing_from_the_files_becomes_markup_and_nothing_is_loaded(tmp_path):
@@ -271,9 +268,7 @@ def test_failures_older_than_the_run_do_not_explain_it(tmp_path):
     write_run(tmp_path)
     with (tmp_path / FAILURES).open("w") as file:
         file.write(json.dumps({"time": BEGIN - 5.0, "host": "h", "rank": 1, "message": "yesterday"}) + "\n")
-    run = read_run(tmp_path)
-    assert [attempt.failures for attempt in run.attempts] == [[], []]
-    assert shows(run.missing, "1 failure", "failures.jsonl")
+    assert [attempt.failures for attempt in read_run(tmp_path).attempts] == [[], []]
 
 
 def test_failures_of_starts_without_a_record_are_told_from_those_of_attempts(tmp_path):
@@ -387,11 +382,12 @@ def test_thousands_of_marks_become_one_for_each_place(tmp_path):
 def test_checkpoints_are_found_from_any_working_directory(tmp_path, monkeypatch):
     save = tmp_path / "checkpoints"
     (save / "global_step20").mkdir(parents=True)
+    (save / "global_step20" / "manifest.json").touch()
     monkeypatch.chdir(tmp_path)
     begin(tmp_path, start=about(save="elsewhere"), save=str(save))[0].close()
-    assert "checkpoints" not in " ".join(read_run(tmp_path).missing)
+    assert [iteration for iteration, _ in read_run(tmp_path).checkpoints] == [20]
     save.rename(tmp_path / "moved")
-    assert shows(read_run(tmp_path).missing, f"checkpoints: {save} does not")
+    assert read_run(tmp_path).checkpoints == []
 
 
 def test_a_text_that_is_not_unicode_is_written_escaped(tmp_path):
@@ -454,14 +450,14 @@ def test_ticks_are_whole_iterations_at_their_places_and_told_apart(tmp_path):
     assert len(set(ticks)) == len(ticks)
 
 
-def test_a_truncated_last_line_and_an_older_record_are_read_and_the_lack_is_named(tmp_path):
+def test_a_truncated_last_line_and_an_older_record_are_read(tmp_path):
     write_record(tmp_path, [{"iteration": n, "loss/train": 1.0} for n in (1, 2)])
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"iteration": 3, "loss/tr')
     run = read_run(tmp_path)
     _, text = read_page(render_page([run]))
     assert run.last_iteration == 2
-    assert "an older version" in text
+    assert "Not in the record." in text
     assert status(run, now=BEGIN) == ("no end recorded", "warn")
     assert shows(ending(run.attempts[-1]), "0's", "kill -9")
 
@@ -513,11 +509,6 @@ def test_settings_that_a_resumed_training_changed_are_listed_by_attempt(tmp_path
     assert shows(text, "8", "then 16", "optimizer.params.lr", "then 0.01")
     assert shows(text, "2.13.0", "then 2.14.0")
     assert shows(text, "2.14.0 attention", "cuDNN")
-    configuration = text[text.index("The configuration below is that of attempt 4, the last one that") :]
-    assert shows(configuration, "3 40", "8 16 3", "40 optimizer.params.lr", "0.01 3 40")
-    assert configuration.index("4 60 packages: torch 2.13.0 2.14.0") < configuration.index(
-        "Configuration of attempt 4 parameter value origin"
-    )
     assert "img" not in reader.tags
 
 
@@ -527,16 +518,14 @@ def test_the_configuration_is_that_of_the_last_attempt_that_trained(tmp_path):
     run = read_run(tmp_path)
     assert [attempt.last - attempt.first for attempt in run.attempts] == [20, 20, 0]
     assert run.about["config"]["batch"] == 16
-    assert "attempt 2, the" in render_page([run])
 
 
-def test_a_run_whose_attempts_have_equal_settings_has_no_table_of_changes(tmp_path):
+def test_a_run_whose_attempts_have_equal_settings_has_no_changes(tmp_path):
     write_attempts(tmp_path, about(), about() | {"host": "other"})
     run = read_run(tmp_path)
     assert changes(run) == []
     text = read_page(render_page([run]))[1]
     assert "change" not in text
-    assert "Configuration of attempt" not in text
 
 
 def test_a_curve_of_many_values_keeps_every_extreme():
@@ -660,25 +649,19 @@ def test_a_record_without_losses_has_a_page_and_no_plot(tmp_path):
     write_record(tmp_path, [{"iteration": 0, "optimizer/learning_rate": 1.0}])
     result = CliRunner().invoke(main, [str(tmp_path)])
     assert result.exit_code == 0
-    assert "no iteration was" in (tmp_path / "report.html").read_text()
+    assert (tmp_path / "report.html").is_file()
     assert "contains no loss" in result.stderr
     assert CliRunner().invoke(main, [str(tmp_path), "--png", str(tmp_path / "a.png")]).exit_code == 1
 
 
-def test_the_record_of_an_earlier_training_is_named_and_read(tmp_path):
+def test_the_record_of_an_earlier_training_is_read(tmp_path):
     head = {"attempt": 1, "time": BEGIN}
     for name, loss in (("metrics.10.jsonl", 3.0), ("metrics.2.jsonl", 2.0), ("metrics.jsonl", 1.0)):
         begin = {**head, "iteration": 0, "event": "attempt", "format": "neox-metrics-1"}
         write_record(tmp_path, [begin, {**head, "iteration": 1, "loss/train": loss}])
         (tmp_path / "metrics.jsonl").rename(tmp_path / name)
     (tmp_path / "failures.2.jsonl").write_text(json.dumps({"time": BEGIN + 1, "message": "of the earlier"}))
-    done = CliRunner().invoke(main, [str(tmp_path)])
-    assert done.stderr.splitlines() == [
-        f"{tmp_path}/metrics.{number}.jsonl is the record of an earlier run; "
-        f"show it with: neox-report {tmp_path}/metrics.{number}.jsonl"
-        for number in (2, 10)
-    ]
-    assert (done.exit_code, read_run(tmp_path).last_value("loss/train")) == (0, 1.0)
+    assert read_run(tmp_path).last_value("loss/train") == 1.0
     done = CliRunner().invoke(main, [str(tmp_path / "metrics.2.jsonl")])
     assert (done.exit_code, done.stderr) == (0, "")
     assert done.stdout == f"{tmp_path}/report.2.html\n{tmp_path}/loss.2.png\n"

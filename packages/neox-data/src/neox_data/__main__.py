@@ -1,8 +1,8 @@
 """`python -m neox_data` is `neox-data`."""
 
-from neox_data.interrupts import Importing
+from neox_data.interrupts import importing
 
-with Importing():
+with importing():
     from neox_data.cli import main
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -18,7 +17,7 @@ import numpy as np
 from neox_data.errors import DataError
 from neox_data.native import load_native
 from neox_data.pluralize import pluralize
-from neox_data.weights import blend_shares, normalise_weights, samples_per_dataset
+from neox_data.weights import blend_shares, samples_per_dataset
 
 __all__ = [
     "BlendOrder",
@@ -179,7 +178,6 @@ class BlendedDataset(Mixture):
     def __init__(self, datasets: Sequence[SampleDataset], weights: Sequence[float], num_samples: int) -> None:
         self.datasets = list(datasets)
         _, self.weights = blend_shares(weights, len(self.datasets))
-        self._given = list(weights)
         self._length = sum(len(dataset) for dataset in self.datasets)
         self._order = blend_order(self.weights, max(num_samples, self._length))
         taken = self._order.taken(num_samples).tolist()
@@ -190,20 +188,6 @@ class BlendedDataset(Mixture):
                     f"{num_samples:,} "
                     f"items of the blend require {count:,} of them; build it for more samples"
                 )
-
-    @cached_property
-    def differs_from_earlier_versions(self) -> bool:
-        """Return True if earlier versions, which divided the weights by numpy's sum twice, mixed differently.
-
-        A run that resumes from one of their checkpoints may then read some samples twice and others not
-        at all.
-        """
-        weights = normalise_weights(self._given, len(self.datasets)).tolist()
-        earlier = normalise_weights(weights, len(self.datasets))
-        if np.array_equal(earlier, self.weights):
-            return False
-        order = blend_order(earlier, len(self._order.datasets))
-        return not np.array_equal(order.datasets, self._order.datasets)
 
     def _locate(self, item: int) -> tuple[int, int]:
         return self._order.locate(item)

@@ -4,17 +4,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from neox_data.blend import BlendedDataset, SampleDataset, blend_order
+from neox_data.blend import BlendedDataset, SampleDataset
 from neox_data.curriculum.dataset import CurriculumDataset
-from neox_data.indexed.base import IndexedDataset
 from neox_data.inverse_cloze import InverseClozeDataset
 from neox_data.lazy_blend import LazyBlendedDataset
-from neox_data.samples.build_index import num_epochs, num_samples_in
+from neox_data.samples.build_index import num_samples_in
 from neox_data.trace import leaf_dataset
-from neox_data.weights import blend_shares, samples_per_dataset
 from neox_data.whole_dataset import WholeDocumentDataset
 
-__all__ = ["SourceShare", "report_blend", "report_datasets", "share_lines"]
+__all__ = ["SourceShare", "report_datasets", "share_lines"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,41 +38,6 @@ class SourceShare:
     share: float
     epochs: float
     built_epochs: int
-
-
-def report_blend(
-    datasets: Sequence[IndexedDataset], weights: Sequence[float] | None, *, num_samples: int, seq_length: int
-) -> list[SourceShare]:
-    """Return what a blend of `num_samples` reads from each dataset, counted in the order of training.
-
-    Args:
-        datasets: the datasets, with all their documents.
-        weights: relative weights; None: equal weights.
-        num_samples: samples of the whole run, at least 1.
-        seq_length: tokens that a sample predicts.
-
-    Raises:
-        DataError: there is not one weight per dataset, or a dataset has no tokens.
-    """
-    built_shares, shares = blend_shares(weights, len(datasets))
-    taken = blend_order(shares, num_samples).taken(num_samples).tolist()
-    built = samples_per_dataset(num_samples, built_shares)
-    rows = zip(datasets, shares.tolist(), taken, built, strict=True)
-    return [
-        SourceShare(
-            prefix=dataset.prefix,
-            documents=len(dataset),
-            tokens=dataset.num_tokens,
-            weight=weight,
-            samples=samples,
-            share=samples / num_samples,
-            epochs=samples / max(num_samples_in(dataset.num_tokens, seq_length=seq_length), 1),
-            built_epochs=num_epochs(
-                dataset.num_tokens, num_samples=max(count, samples), seq_length=seq_length
-            ),
-        )
-        for dataset, weight, samples, count in rows
-    ]
 
 
 def report_datasets(dataset: SampleDataset, num_samples: int) -> list[SourceShare]:

@@ -7,12 +7,11 @@ An index is a folder:
     embeddings.npy   float32 [blocks, width]
 
 It is made in the folder NAME.partial. Embeddings are computed in parts, by any number of processes, and each
-part is a file that is written aside; what is there need not be computed again. The complete index is renamed
-at the end, and the rest of NAME.partial is removed; after a kill in between, `remove_rest` does so.
+part is a file that is written aside; what is there need not be computed again. At the end the folder is
+renamed, and its parts are deleted.
 """
 
 import json
-import logging
 import os
 import shutil
 from collections.abc import Mapping
@@ -33,10 +32,7 @@ __all__ = [
     "Place",
     "begin_index",
     "open_block_index",
-    "remove_rest",
 ]
-
-logger = logging.getLogger(__name__)
 
 FORMAT = "neox-block-index-2"
 
@@ -45,7 +41,7 @@ Place = tuple[int, int, int]
 
 DESCRIPTION = "index.json"
 _PLACES, _EMBEDDINGS = "places.npy", "embeddings.npy"
-_PARTS, _WHOLE = "parts", "whole"
+_PARTS = "parts"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,9 +131,7 @@ def begin_index(folder: Path, made_with: Mapping[str, Any], *, part_blocks: int)
     """
     partial = _partial(folder)
     if not (partial / DESCRIPTION).is_file():
-        # Parts without a description are the rest of another index.
-        _remove(partial)
-        (partial / _PARTS).mkdir(parents=True)
+        (partial / _PARTS).mkdir(parents=True, exist_ok=True)
         _describe(partial / DESCRIPTION, made_with=made_with, part_blocks=part_blocks)
     found = _difference(_described(partial / DESCRIPTION)["made_with"], made_with)
     if found is not None:
@@ -146,38 +140,6 @@ def begin_index(folder: Path, made_with: Mapping[str, Any], *, part_blocks: int)
             "use another block-data-path",
             code="other-index",
         )
-
-
-def remove_rest(folder: Path, made_with: Mapping[str, Any]) -> None:
-    """Remove what a process that was killed has left behind next to its complete index.
-
-    An incomplete index of something else stays, and is named in a warning.
-
-    Args:
-        folder: folder of the complete index.
-        made_with: what its embeddings were computed with.
-
-    Raises:
-        OSError: it cannot be removed.
-    """
-    partial = _partial(folder)
-    if not partial.is_dir():
-        return
-    if (partial / DESCRIPTION).is_file():
-        try:
-            found = _difference(_described(partial / DESCRIPTION)["made_with"], made_with)
-        except DataError as error:
-            found = str(error)
-        if found is not None:
-            logger.warning(
-                "%s is an incomplete index of another model or of other texts (%s); delete it if no process "
-                "is making it",
-                partial,
-                found,
-            )
-            return
-    _remove(partial)
-    logger.info("removed %s, which the indexing had left behind", partial)
 
 
 class IndexInProgress:
@@ -225,20 +187,16 @@ class IndexInProgress:
             OSError: the disk is full, or a file cannot be written.
         """
         partial = _partial(self._folder)
-        whole = partial / _WHOLE
-        whole.mkdir(exist_ok=True)
-        with written_aside(whole / _PLACES) as file:
+        with written_aside(partial / _PLACES) as file:
             np.save(file, places.astype(np.int64), allow_pickle=False)
         width = self._read(self.parts[0]).shape[1]
-        with written_aside(whole / _EMBEDDINGS) as file:
+        with written_aside(partial / _EMBEDDINGS) as file:
             header = {"descr": "<f4", "fortran_order": False, "shape": (self._num_blocks, width)}
             np.lib.format.write_array_header_1_0(file, header)
             for part in self.parts:
                 file.write(self._read(part, width).tobytes())
-        description = _described(partial / DESCRIPTION)
-        _describe(whole / DESCRIPTION, made_with=description["made_with"])
-        os.rename(whole, self._folder)
-        _remove(partial)
+        os.rename(partial, self._folder)
+        shutil.rmtree(self._folder / _PARTS)
 
     def _read(self, part: range, width: int | None = None) -> np.ndarray:
         path = self._file(part)
@@ -262,14 +220,6 @@ class IndexInProgress:
 
 def _partial(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.partial")
-
-
-def _remove(partial: Path) -> None:
-    """Remove the folder of an index in progress, if it is there: its parts before their description."""
-    if (partial / _PARTS).is_dir():
-        shutil.rmtree(partial / _PARTS)
-    if partial.is_dir():
-        shutil.rmtree(partial)
 
 
 def _describe(path: Path, **values: Any) -> None:

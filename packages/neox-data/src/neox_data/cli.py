@@ -21,7 +21,6 @@ from neox_data.command import (
     quiet_option,
 )
 from neox_data.indexed import IndexedDataset, open_indexed
-from neox_data.indexed.chart import draw_lengths
 from neox_data.indexed.edit import convert_indexed, merge_indexed, split_indexed
 from neox_data.indexed.lengths import histogram_lines
 from neox_data.indexed.verify import verify_indexed
@@ -70,7 +69,6 @@ def main() -> None:
     )
 )
 @click.argument("prefix")
-@click.option("--png", type=click.Path(path_type=Path), help="Plot the document lengths to this PNG file.")
 @click.option(
     "--show",
     type=click.IntRange(0),
@@ -88,7 +86,6 @@ def main() -> None:
 @click.option("--merge-file", type=click.Path(path_type=Path), help="Merges file of GPT2BPETokenizer.")
 def inspect(
     prefix: str,
-    png: Path | None,
     show: int,
     tokenizer_type: str | None,
     vocab_file: Path | None,
@@ -97,8 +94,6 @@ def inspect(
     """Show counts, document lengths and first documents of the dataset PREFIX.bin and PREFIX.idx."""
     if show and tokenizer_type is None:
         raise click.UsageError("--show requires a tokenizer; pass --tokenizer-type")
-    if png is not None and png.suffix != ".png":
-        raise click.UsageError(f"--png {png}: choose a name that ends in .png")
     dataset = open_indexed(prefix)
     documents: list[str] = []
     if tokenizer_type is not None:
@@ -126,9 +121,6 @@ def inspect(
         click.echo(f"\n{'tokens':>29} {'documents':>15}")
     for line in histogram_lines(sizes):
         click.echo(line)
-    if png is not None:
-        draw_lengths(sizes, str(prefix), png)
-        click.echo(f"\nwrote {png}")
     for document in documents:
         click.echo(f"\n{document}")
 

@@ -1,8 +1,8 @@
 """`python -m neox_kernels` is `neox-kernels`."""
 
-from neox_kernels.interrupts import Importing
+from neox_kernels.interrupts import importing
 
-with Importing():
+with importing():
     from neox_kernels.cli import main
 
 if __name__ == "__main__":

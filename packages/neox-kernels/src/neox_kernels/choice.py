@@ -33,7 +33,6 @@ __all__ = [
     "KernelUnavailable",
     "Requested",
     "choose",
-    "compiled_ms",
     "disagreement",
     "graph_ms",
     "median_ms",
@@ -291,16 +290,6 @@ def time_forms(operator: Operator[..., Any], args: tuple[Any, ...]) -> tuple[flo
     The outputs are used as output gradients, so that only the operator is timed.
     """
     return _timed(operator.fused, args), _timed(operator.reference, args)
-
-
-def compiled_ms(operator: Operator[..., Any], args: tuple[Any, ...]) -> float | None:
-    """Time forward and backward of the reference under torch.compile; None, with a warning, if it fails."""
-    try:
-        return _timed(torch.compile(operator.reference, dynamic=False), args)
-    except RuntimeError as error:  # For example, if torch.compile finds no C compiler.
-        reason = str(error).splitlines()[0]
-        logger.warning("torch.compile of the reference %s failed (%s)", operator.name, reason)
-        return None
 
 
 def _timed(function: Callable[..., Any], args: tuple[Any, ...]) -> float:

@@ -6,7 +6,8 @@ operator as one node gets the `torch.library` operator: torch.compile and export
 counters, fake tensors, selective checkpointing), tensor subclasses, torch.func, and torch.jit.trace.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -27,7 +28,7 @@ _is_traced = torch._C._is_tracing
 
 
 def custom_operator(
-    name: str, *, mutates_args: Iterable[str] = (), returned: int | None = None
+    name: str, *, mutates_args: Iterable[str] = (), returned: int | None = None, like: Sequence[str] = ()
 ) -> Callable[[Callable[..., Any]], "CustomOperator"]:
     """Make a custom operator of an implementation for the CPU and for NVIDIA GPUs.
 
@@ -35,10 +36,12 @@ def custom_operator(
         name: the operator's name; without a namespace, `neox_kernels::name`.
         mutates_args: names of the arguments that the implementation changes.
         returned: number of results that a call returns; backward uses the others. None: all.
+        like: names of the arguments whose sizes and dtypes the results have, for tracing; the result for an
+            argument that is None is empty. Without names, use `register_fake`.
     """
 
     def decorate(implementation: Callable[..., Any]) -> CustomOperator:
-        return CustomOperator(name, implementation, tuple(mutates_args), returned)
+        return CustomOperator(name, implementation, tuple(mutates_args), returned, like)
 
     return decorate
 
@@ -52,6 +55,7 @@ class CustomOperator:
         implementation: Callable[..., Any],
         mutates_args: tuple[str, ...],
         returned: int | None,
+        like: Sequence[str],
     ) -> None:
         namespace, own_name = f"neox_kernels::{name}".split("::")[-2:]
         self._name, self._implementation = own_name, implementation
@@ -66,6 +70,8 @@ class CustomOperator:
         arguments = [argument.name for argument in self._overload._schema.arguments]
         self._mutated = tuple(map(arguments.index, mutates_args))
         self._apply: Callable[..., Any] = self._dispatched
+        if like:
+            self.register_fake(partial(_empty_results, [*map(arguments.index, like)]))
 
     def register_fake(self, fake: Callable[..., Any]) -> None:
         """Register the function that returns results without values, for tracing."""
@@ -149,6 +155,17 @@ def _first(results: Any, count: int | None) -> Any:
     if count is None:
         return results
     return results[0] if count == 1 else results[:count]
+
+
+def _empty_results(places: Sequence[int], *args: Any) -> Any:
+    """Return contiguous results without values, each like the argument at its place."""
+    results = tuple(
+        args[0].new_empty(0)
+        if args[place] is None
+        else torch.empty_like(args[place], memory_format=torch.contiguous_format)
+        for place in places
+    )
+    return results if len(results) > 1 else results[0]
 
 
 def _needs_one_node() -> bool:

@@ -10,7 +10,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from neox_kernels import build, driver
+from neox_kernels import build, driver, shapes
 from neox_kernels.availability import Availability
 from neox_kernels.errors import KernelBuildError, KernelUnavailable
 from neox_kernels.precision import FUSED_DTYPES
@@ -140,7 +140,17 @@ def partials(like: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def norm_parameters(x: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-    """Return a norm's parameters as it reads them: contiguous, and in float32 unless all have x's dtype."""
+    """Return a norm's parameters as it reads them: contiguous, and in float32 unless all have x's dtype.
+
+    Args:
+        x: input of the norm.
+        parameters: weight, and bias if there is one.
+
+    Raises:
+        ValueError: one does not have an element per column of x.
+    """
+    for name, parameter in zip(("weight", "bias"), parameters, strict=False):
+        shapes.check_width(name, parameter, x)
     dtype = x.dtype
     for parameter in parameters:
         if parameter.dtype != dtype or not parameter.is_contiguous():

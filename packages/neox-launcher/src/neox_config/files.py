@@ -9,12 +9,8 @@ from pathlib import Path
 __all__ = ["names_in", "why_not_readable"]
 
 
-def why_not_readable(path: str | os.PathLike[str], *, pipes: bool = False) -> str | None:
+def why_not_readable(path: str | os.PathLike[str]) -> str | None:
     """Return why a path is not a file that this user can read, or None if it is one.
-
-    Args:
-        path: the path.
-        pipes: accept pipes, too.
 
     `pathlib` raises for paths behind folders that this user cannot enter, and for names that are too long.
     """
@@ -26,7 +22,7 @@ def why_not_readable(path: str | os.PathLike[str], *, pipes: bool = False) -> st
         return f"cannot be read ({error.strerror})"
     if stat.S_ISDIR(mode):
         return "is a folder"
-    if not (stat.S_ISREG(mode) or (pipes and stat.S_ISFIFO(mode))):
+    if not stat.S_ISREG(mode):
         return "is not a regular file"
     return None if os.access(path, os.R_OK) else f"cannot be read ({os.strerror(errno.EACCES)})"
 

@@ -5,31 +5,23 @@ Each package that other packages do not depend on has a copy, which tests compar
 
 import os
 import signal
-from types import FrameType, TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-__all__ = ["Importing"]
+__all__ = ["importing"]
 
 _INTERRUPTED = 130
 
 
-class Importing:
-    """Within this context, Ctrl-C ends the process at once, without a traceback.
+@contextmanager
+def importing() -> Iterator[None]:
+    """End the process at once, without a traceback, on Ctrl-C within this context.
 
     An exception would not do: Python ignores it where it is raised in a callback, and the command would run.
     """
-
-    def __enter__(self) -> None:
-        """Set the handler, unless the program that started this one has Ctrl-C ignored."""
-        self._before = signal.getsignal(signal.SIGINT)
-        if self._before is signal.default_int_handler:
-            signal.signal(signal.SIGINT, _end)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Restore the handler."""
-        signal.signal(signal.SIGINT, self._before)
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    os._exit(_INTERRUPTED)
+    before = signal.getsignal(signal.SIGINT)
+    # Not if the program that started this one has Ctrl-C ignored.
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -2,7 +2,7 @@
 
 import difflib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ __all__ = [
     "list_problems",
     "place_near",
     "place_of",
+    "refusals",
 ]
 
 COMMAND_LINE = "command line"
@@ -74,6 +75,15 @@ class Problem:
         if self.place is not None:
             return self
         return replace(self, place=place, value=self.value if self.value is not None else value)
+
+
+def refusals(*rows: tuple[object, str, str, str]) -> Iterator[Problem]:
+    """Yield the problems of a rule.
+
+    Args:
+        rows: whether there is a problem, the parameter, what is wrong, and what to do.
+    """
+    return (Problem(name, what, remedy) for is_wrong, name, what, remedy in rows if is_wrong)
 
 
 def in_words(value: Any) -> str:

@@ -1,8 +1,8 @@
 """`python -m neox_launcher` is `neox-launch`."""
 
-from neox_config.interrupts import Importing
+from neox_config.interrupts import importing
 
-with Importing():
+with importing():
     from neox_launcher.cli.launch import main
 
 if __name__ == "__main__":

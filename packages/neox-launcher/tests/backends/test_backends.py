@@ -16,7 +16,7 @@ from neox_launcher.backends import BACKENDS, Contact, base
 from neox_launcher.backends.mpi import Flavour, flavour_of
 from neox_launcher.backends.pdsh import _SSH
 from neox_launcher.plan.planning import Request, plan_launch
-from support.refusals import refused, shows
+from support.refusals import refused
 
 CONTACT = Contact(addresses=("10.0.0.9", "fd00::9"), port=4321, token="s3cret", folder="/run/x y")
 HOSTS = "zeta slots=1\nalpha slots=2\nmiddle slots=1\n"
@@ -329,7 +329,6 @@ def test_names_of_10_000_hosts_are_in_a_file_and_not_on_the_command_line(plan, p
     (listed,) = [text for path, text in command.files.items() if not path.endswith("token")]
     names = [line.partition(":")[0] for line in listed.splitlines()]
     assert list(dict.fromkeys(names)) == LONG_NAMES
-    assert base.too_large([command]) is None
 
 
 def test_pdsh_reads_10_000_hosts_from_its_file(plan, tmp_path):
@@ -350,25 +349,3 @@ def test_pdsh_reads_10_000_hosts_from_its_file(plan, tmp_path):
     words = [str(tmp_path / "pdsh"), *command.argv[1:]]
     done = subprocess.run(words, env=command.environment, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [f"{name} {number}" for number, name in enumerate(LONG_NAMES)]
-
-
-def test_an_argument_that_the_system_does_not_allow_is_refused():
-    def refusal(size):
-        return base.too_large([base.Command(argv=("tool", "x" * size))])
-
-    assert refusal(128 * 1024 - 1) is None
-    assert refusal(128 * 1024).startswith("launcher: an argument of tool has 131,072 bytes, but the system")
-    # The system agrees.
-    assert subprocess.run(["true", "x" * (128 * 1024 - 1)], check=False).returncode == 0
-    with refused(OSError, "Argument list too"):
-        subprocess.run(["true", "x" * (128 * 1024)], check=False)
-
-
-def test_arguments_and_environment_that_are_too_large_together_are_refused(monkeypatch):
-    monkeypatch.setattr(base.os, "sysconf", lambda name: {"SC_ARG_MAX": 200_000}[name])
-    monkeypatch.setattr(base.os, "environ", {"A": "x" * 100_000})
-    command = base.Command(argv=("tool", "y" * 99_966))
-    assert base.too_large([command]) is None
-    longer = replace(command, argv=(*command.argv, "zzzz"))
-    assert shows(base.too_large([command, longer]), "200,012 bytes", "allows 200,000")
-    assert "have 200,011 bytes" in base.too_large([replace(command, environment={"B": "x"})])

@@ -61,7 +61,7 @@ def test_a_layout_that_does_not_fit_the_hosts_is_reported(minimal, hosts):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--hostfile", "nowhere"], "hostfile: nowhere cannot be read"),
+        (["--hostfile", "nowhere"], "hostfile: nowhere does not exist"),
         (["--hostfile", "nowhere", "--devices", 4], "--devices and --hostfile exclude each other"),
     ],
 )

@@ -209,49 +209,6 @@ def test_a_killed_launcher_leaves_a_usable_terminal(start, screen):
     assert not screen.feed(job.written).is_cursor_hidden
 
 
-SHELL = """
-import os, signal, subprocess, sys, time
-signal.signal(signal.SIGTTOU, signal.SIG_IGN)
-def give(group):
-    os.tcsetpgrp(0, group)
-job = subprocess.Popen([sys.executable, "job.py"], process_group=0)
-give(job.pid)
-_, status = os.waitpid(job.pid, os.WUNTRACED)
-assert os.WIFSTOPPED(status), status
-give(os.getpgrp())
-os.write(1, b"$ bg\\n")
-os.killpg(job.pid, signal.SIGCONT)
-time.sleep(1.5)
-os.write(1, b"$ fg\\n")
-give(job.pid)
-time.sleep(1.5)
-_, status = os.waitpid(job.pid, 0)
-os._exit(os.waitstatus_to_exitcode(status))
-"""
-
-
-@pytest.mark.slow
-def test_ctrl_z_leaves_the_terminal_to_the_shell(start, screen, tmp_path):
-    worker = """
-finish(3)
-say("ready")
-while not pathlib.Path("over").exists():
-    time.sleep(0.05)
-"""
-    job = start(worker, command=[sys.executable, "-c", SHELL])
-    job.read_until(b"iteration 3/9")
-    os.write(job.reading, b"\x1a")
-    job.read_until(b"$ fg").read_until(b"\n")
-    background = job.written[job.written.index(b"$ bg") :]
-    assert background == b"$ bg\r\n$ fg\r\n"
-    (tmp_path / "over").touch()
-    assert job.end() == 0
-    assert screen.feed(job.written.replace(b"^Z", b"")).lines == [
-        *("ready", "", "neox-launch is suspended; the workers continue, fg or bg shows their output"),
-        *("$ bg", "$ fg", ""),
-    ]
-
-
 def test_plain_lines_where_nothing_can_be_drawn(open_terminal, monkeypatch, tmp_path):
     with Path(tmp_path / "log").open("w") as file, os.fdopen(os.dup(open_terminal(80)[1]), "w") as terminal:
         monkeypatch.setenv("TERM", "dumb")

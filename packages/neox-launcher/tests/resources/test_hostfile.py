@@ -1,7 +1,5 @@
 """Hostfiles: their syntax, and errors with line numbers."""
 
-import os
-
 import pytest
 
 from neox_config.errors import HostfileError
@@ -23,29 +21,6 @@ def test_hosts_keep_the_order_of_the_file():
         Host("worker-0", (0, 1)),
         Host("worker-1.example.org", (0,)),
     )
-
-
-def test_a_pipe_is_read_once_and_kept():
-    reader, writer = os.pipe()
-    os.write(writer, b"worker-1 slots=2\n")
-    os.close(writer)
-    expected = (Host("worker-1", (0, 1)),)
-    assert read_hostfile(f"/dev/fd/{reader}") == read_hostfile(f"/dev/fd/{reader}") == expected
-    os.close(reader)
-
-
-@pytest.mark.parametrize("writes", [False, True])
-def test_a_pipe_that_is_not_closed_is_refused_and_does_not_block(tmp_path, monkeypatch, writes):
-    monkeypatch.setattr("neox_launcher.resources.hostfile._PIPE_SECONDS", 0.05)
-    path = tmp_path / "hosts"
-    os.mkfifo(path)
-    writer = os.open(path, os.O_RDWR) if writes else None
-    if writer is not None:
-        os.write(writer, b"worker-1 slots=2\n")
-    with refused(HostfileError, "within 0.05", code="not-readable"):
-        read_hostfile(path)
-    if writer is not None:
-        os.close(writer)
 
 
 def test_addresses_of_both_kinds_are_hosts():

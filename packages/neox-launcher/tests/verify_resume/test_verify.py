@@ -5,18 +5,16 @@ import os
 import re
 import signal
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from neox_config import load_config, resolve
 from neox_config.errors import LaunchError, NeoXError
 from neox_launcher.cli.launch import main
 from neox_launcher.plan import planning
 from neox_launcher.plan.planning import Request, plan_launch
-from neox_launcher.protocol.kept_checkpoints import changed_parameters, find_kept, latest_kept
+from neox_launcher.protocol.kept_checkpoints import find_kept, latest_kept
 from neox_launcher.protocol.outcome import Failure, Outcome
 from neox_launcher.protocol.verification import Answer, Check, Comparison, Recording
 from neox_launcher.verify_resume.report import render_answer
@@ -75,21 +73,12 @@ def verify(minimal, launches, *settings, **wanted):
     return verify_resume(request, plan, VerifyRequest(**wanted), dry_run=None, run=launches)
 
 
-def keep(folder, iteration, *, config=None, sizes=(1, 1, 1), training=None):
+def keep(folder, iteration):
     path = Path(folder) / f"global_step{iteration}"
     path.mkdir(parents=True)
-    layout = dict(zip(("data", "model", "pipe"), sizes, strict=True))
-    contents = {"iteration": iteration, "config": config or {}, "layout": layout}
-    contents |= {} if training is None else {"training": training}
-    (path / "manifest.json").write_text(json.dumps({"contents": contents}))
+    (path / "manifest.json").write_text(json.dumps({"contents": {"iteration": iteration}}))
     (Path(folder) / "latest").write_text(path.name)
     return path
-
-
-def config_of(minimal, *settings):
-    request = Request(program="train", paths=(str(minimal),), overrides=(*BASE, *settings))
-    sections = plan_launch(request).resolved.config.model_dump(mode="json").values()
-    return {name: value for section in sections for name, value in section.items()}
 
 
 def test_the_three_trainings_change_only_folders_and_the_last_iteration(minimal, folder):
@@ -222,43 +211,12 @@ def test_an_ignored_sighup_stays_ignored(minimal, folder):
         signal.signal(signal.SIGHUP, before)
 
 
-def test_two_existing_checkpoints_require_one_training(minimal, folder):
-    written = config_of(minimal)
-    keep("out", 4, config=written)
-    keep("out", 8, config=written)
-    launches = Launches()
-    outcome = verify(minimal, launches, "save=out", "save-interval=4", source="4", target="global_step8")
-    assert outcome.exit_code == 0
-    assert [plan.program for plan in launches.plans] == ["train", "compare-trainings"]
-    asked = json.loads(launches.plans[1].environment[Comparison.VARIABLE])
-    assert (asked["middle"], asked["end"]) == (4, 8)
-    assert asked["expected"]["end"] == str(folder / "out" / "global_step8")
-
-
-def test_checkpoints_of_another_layout_may_differ_by_rounding(minimal, folder):
-    written = config_of(minimal, "model-parallel-size=2", "num-gpus=2")
-    keep("out", 4, config=written, sizes=(1, 2, 1))
-    keep("out", 8, config=written, sizes=(1, 2, 1))
-    launches = Launches()
-    verify(minimal, launches, "save=out", "save-interval=4", source="4", target="8")
-    asked = json.loads(launches.plans[1].environment[Comparison.VARIABLE])
-    assert (asked["rounding"], asked["same_sizes"]) == ("fp32", False)
-
-
 WRONG = {
-    "nothing": ({}, (), "requires --steps N, or --from and --to"),
+    "nothing": ({}, (), "Missing option '--steps'"),
     "too many steps": ({"steps": 6}, (), "leaves only 10: give at most --steps 5, or set"),
     "one iteration": ({"steps": 1}, ("train-iters=1",), "leaves only 1: set a larger train-iters (--set"),
     "one iteration left": ({"steps": 1}, ("train-iters=9", "load=out"),
         "leaves only 1 after global_step8: set a larger train-iters (--set"),
-    "one end": ({"source": "4"}, (), "--from and --to must be given together"),
-    "both": ({"source": "4", "target": "8", "steps": 2}, (),
-        "--steps cannot be combined with --from and --to"),
-    "backwards": ({"source": "8", "target": "4"}, (), "--to must be the later checkpoint"),
-    "not kept": ({"source": "4", "target": "9"}, (),
-        "--to 9: no such complete checkpoint in out (available:"),
-    "another run": ({"source": "4", "target": "8"}, ("seed=7",),
-        "global_step4 was written with another configuration: seed: 1234 in the checkpoint, 7 in this run"),
     "another batch": ({"steps": 2, "resume_set": ("gas=4",)}, (), "changes train-batch-size from 2 to 8"),
     "dropout": ({"steps": 2, "resume_set": ("num-gpus=2", "model-parallel-size=2")}, ("hidden-dropout=0.1",),
         "add --set hidden-dropout=0 --set attention-dropout=0 to verify"),
@@ -271,9 +229,8 @@ WRONG = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_an_invalid_request_is_refused_before_anything_starts(minimal, folder, case):
-    written = config_of(minimal)
-    keep("out", 4, config=written)
-    keep("out", 8, config=written)
+    keep("out", 4)
+    keep("out", 8)
     wanted, settings, message = WRONG[case]
     overrides = [
         name for name in BASE if name.partition("=")[0] not in {one.partition("=")[0] for one in settings}
@@ -281,7 +238,7 @@ def test_an_invalid_request_is_refused_before_anything_starts(minimal, folder, c
     arguments = [
         word for text in (*overrides, "save=out", "save-interval=4", *settings) for word in ("--set", text)
     ]
-    names = {"source": "--from", "target": "--to", "steps": "--steps", "work_dir": "--work-dir"}
+    names = {"steps": "--steps", "work_dir": "--work-dir"}
     arguments += [word for name, option in names.items() if name in wanted for word in (option, wanted[name])]
     arguments += [word for text in wanted.get("resume_set", ()) for word in ("--resume-set", text)]
     result = CliRunner().invoke(main, ["verify-resume", "--config", str(minimal), *map(str, arguments)])
@@ -289,17 +246,6 @@ def test_an_invalid_request_is_refused_before_anything_starts(minimal, folder, c
     assert message in result.output
     assert "Traceback" not in result.output
     assert sorted(path.name for path in Path("out").iterdir()) == ["global_step4", "global_step8", "latest"]
-
-
-def test_checkpoints_with_a_rollback_in_between_are_refused(minimal, folder):
-    written = config_of(minimal, "save=out", "save-interval=4")
-    keep("out", 4, config=written, training={"left_out": [[0, 4]]})
-    keep("out", 6, config=written, training={"left_out": [[0, 4]]})
-    keep("out", 8, config=written, training={"left_out": [[0, 4], [24, 28]]})
-    settings = ("save=out", "save-interval=4")
-    with refused(LaunchError, "global_step6", "global_step8", code="rollback"):
-        verify(minimal, Launches(), *settings, source="6", target="8")
-    assert verify(minimal, Launches(), *settings, source="4", target="6").exit_code == 0
 
 
 def test_a_dry_run_lists_the_trainings_and_starts_nothing(minimal, folder):
@@ -346,22 +292,6 @@ def test_the_old_folder_of_an_interrupted_replacement_is_the_latest_checkpoint(f
     keep("out", 10).rename(Path("out", ".global_step10.replaced"))
     Path("out/latest").write_text("global_step10\n")
     assert latest_kept("out").iteration == 10
-
-
-def test_a_checkpoint_whose_configuration_cannot_be_compared_is_refused(minimal, folder):
-    kept = find_kept(str(keep("out", 4)), (), option="--from")
-    resolved = resolve(load_config([str(minimal)]), devices=1)
-    unknown = replace(kept, config={"num_layers": "many"})
-    with refused(LaunchError, "out/global_step4", code="other-version"):
-        changed_parameters(unknown, resolved)
-
-
-@pytest.mark.parametrize("config", [{"in_effect": {"model": 3}}, {"in_effect": 3}, {"optimizer": 3}])
-def test_a_checkpoint_whose_configuration_has_another_form_is_refused(minimal, folder, config):
-    kept = find_kept(str(keep("out", 4)), (), option="--from")
-    resolved = resolve(load_config([str(minimal)]), devices=1)
-    with refused(LaunchError, "out/global_step4/manifest.json", code="damaged-manifest"):
-        changed_parameters(replace(kept, config=config), resolved)
 
 
 def test_the_remedy_for_a_damaged_latest_can_be_pasted_into_a_shell(folder):

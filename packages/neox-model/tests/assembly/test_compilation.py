@@ -247,6 +247,41 @@ def test_weights_are_partitioned_again_after_a_trial_that_may_fail_on_one_rank()
         assert found["compiled"] == found["failed"] == found["plain"]
 
 
+def train_divided_experts() -> dict[str, list[float]]:
+    """The same with experts that the ranks divide; runs in both ranks."""
+    from support import layouts
+
+    experts = {
+        "num_layers": 2,
+        "moe_num_experts": 4,
+        "moe_top_k": 2,
+        "moe_expert_width": 16,
+        "moe_router_type": "topk",
+        "moe_shared_width": 16,
+        "expert_parallel_size": 2,
+    }
+    compilation._why_not = lambda *arguments: None
+    found = {}
+    for name, compiles in {"plain": False, "compiled": True, "failed": "auto"}.items():
+        settings = layouts.SETTINGS | layouts.SMALL | experts | {"compile": compiles}
+        resolved = resolved_from(settings, devices=2)
+        engine, step, groups, _ = layouts.start(resolved)
+        fails = compiles == "auto" and groups.data.rank == 1
+        compiled(engine.model, resolved, groups, backend=failing if fails else "aot_eager")
+        assert are_compiled(engine.model) == (name == "compiled")
+        graphs = counters["stats"]["unique_graphs"]
+        batches = layouts.batches_of(resolved, groups)
+        found[name] = [float(step(batches).loss) for _ in range(3)]
+        assert counters["stats"]["unique_graphs"] == graphs, "something was compiled during the run"
+    return found
+
+
+@pytest.mark.slow
+def test_no_rank_waits_for_tokens_of_one_whose_compiler_fails():
+    for found in run_ranks(train_divided_experts, size=2, timeout_seconds=400):
+        assert found["compiled"] == found["failed"] == found["plain"]
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning:torch")
 def test_flex_attention_is_between_two_graphs():
     graphs = []

@@ -1,9 +1,7 @@
 """Saves in the background: the same bytes as synchronous ones, and what is left when something dies."""
 
-import ctypes
 import errno
 import os
-import platform
 import resource
 import shutil
 import signal
@@ -23,10 +21,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from neox_model.checkpoint import CheckpointError, priority, shard_writer, writer_process
 from neox_model.checkpoint import directory as folders
+from neox_model.checkpoint import shard_writer, writer_process
 from neox_model.checkpoint.background import BackgroundSaves
 from neox_model.checkpoint.checksums import Checksums
+from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.shards import Part, plan_shard
 from neox_model.checkpoint.snapshot import Snapshot, _pin
 from neox_model.parallel.groups import SINGLE_PROCESS
@@ -370,25 +369,6 @@ def test_progress_is_reported_before_all_checksums_are_known(tmp_path, monkeypat
     assert calls == [4, b"ab", b"", 8, 10, b"cdefg", b"h"]
     assert sums == [zlib.crc32(data) for data in (b"ab", b"", b"cdefg", b"h")]
     assert (tmp_path / "shard").read_bytes() == b"hhabcdefgh"
-
-
-def test_a_writer_that_the_training_waits_for_uses_the_disk_as_others_do(tmp_path, saves):
-    with signalled_writer(signal.SIGSTOP):
-        start(saves, trained(), tmp_path)
-    process = saves._stage._process
-    number = priority._IOPRIO_SET[platform.machine()]
-
-    def disk_class() -> int:
-        # From linux/ioprio.h: ioprio_get follows ioprio_set.
-        return ctypes.CDLL(None).syscall(number + 1, priority._IOPRIO_WHO_PROCESS, process.pid) >> 13
-
-    assert disk_class() == priority._IOPRIO_IDLE >> 13
-    Timer(0.3, process.send_signal, [signal.SIGCONT]).start()
-    priority.restore(process.pid)
-    assert disk_class() == priority._IOPRIO_USUAL >> 13
-    with patch.object(priority, "restore") as restore:
-        saves.finish()
-    restore.assert_called_once_with(process.pid)
 
 
 def test_the_writer_starts_without_torch():

@@ -25,10 +25,11 @@ import pytest
 import torch
 
 from neox_config.facts.checkpoints import LATEST, MANIFEST, complete_checkpoints, iteration_of
-from neox_model.checkpoint import CheckpointError, writer_process
+from neox_model.checkpoint import writer_process
 from neox_model.checkpoint.background import BackgroundSaves
 from neox_model.checkpoint.directory import find_latest
 from neox_model.checkpoint.downloads import local_folder
+from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.uploads import Uploads
 from neox_model.parallel.groups import SINGLE_PROCESS
 from support.checkpoint_runs import Run

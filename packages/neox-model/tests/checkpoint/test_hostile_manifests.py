@@ -16,9 +16,11 @@ import torch.distributed as dist
 
 from neox_config.facts.checkpoints import LATEST, MANIFEST
 from neox_config.facts.learning_rate import WarmupThenDecay
-from neox_model.checkpoint import CheckpointError, load, load_weights
+from neox_model.checkpoint import load
 from neox_model.checkpoint.contents import FORMAT, Manifest
 from neox_model.checkpoint.directory import find_latest
+from neox_model.checkpoint.errors import CheckpointError
+from neox_model.checkpoint.load import load_weights
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.parallel.topology import create_groups
 from neox_model.train.recent_losses import RecentLosses

@@ -17,9 +17,11 @@ from torch.nn import functional
 
 from neox_config.facts.learning_rate import WarmupThenDecay
 from neox_config.spec.update import LossScaling
-from neox_model.checkpoint import RunParts, load_checkpoint, load_weights, save_checkpoint
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.dtypes import DTYPES
+from neox_model.checkpoint.load import load_checkpoint, load_weights
+from neox_model.checkpoint.parts import RunParts
+from neox_model.checkpoint.save import save_checkpoint
 from neox_model.checkpoint.shards import ShardReader
 from neox_model.engine.deepspeed.build import model_parallel_unit, prepare
 from neox_model.engine.deepspeed.compat import keep_gradients, mark_stage_copies

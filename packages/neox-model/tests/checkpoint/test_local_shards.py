@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from neox_config.facts.checkpoints import LATEST, MANIFEST, complete_checkpoints
-from neox_model.checkpoint import CheckpointError, load, local_shards
 from neox_model.checkpoint import directory as folders
+from neox_model.checkpoint import load, local_shards
 from neox_model.checkpoint import storage as storage_module
 from neox_model.checkpoint.background import BackgroundSaves
 from neox_model.checkpoint.contents import Manifest
+from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.local_shards import Copy, Inventory, agree_on_checkpoint, choose
 from neox_model.checkpoint.storage import Storage, find_storage, refuse_shared_folder, save_lock
 from neox_model.parallel.groups import SINGLE_PROCESS, SINGLE_RANK

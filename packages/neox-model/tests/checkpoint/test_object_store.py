@@ -14,10 +14,11 @@ import pytest
 from fsspec.spec import AbstractBufferedFile
 
 from neox_config.facts.checkpoints import LATEST, MANIFEST
-from neox_model.checkpoint import CheckpointError, downloads, object_store
 from neox_model.checkpoint import directory as folders
+from neox_model.checkpoint import downloads, object_store
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.downloads import checkpoint_folder, download, local_folder
+from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.object_store import ObjectStore
 from neox_model.checkpoint.shard_file import ShardFile
 from neox_model.checkpoint.storage import folder_lock

@@ -10,8 +10,8 @@ import pytest
 
 from neox_config.facts.checkpoints import LATEST, MANIFEST
 from neox_config.facts.stores import MULTIPART_BYTES
-from neox_model.checkpoint import CheckpointError
 from neox_model.checkpoint.downloads import local_folder
+from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.store_claim import claim_store
 from neox_model.checkpoint.uploads import Uploads
 from neox_model.parallel.groups import SINGLE_PROCESS

@@ -20,14 +20,10 @@ import torch.distributed as dist
 from neox_config.facts.checkpoints import MANIFEST
 from neox_config.facts.deepspeed_schedules import WarmupLR
 from neox_config.spec.resume import Changes
-from neox_model.checkpoint import (
-    CheckpointError,
-    comparison,
-    load_weights,
-    save,
-)
+from neox_model.checkpoint import comparison, save
 from neox_model.checkpoint.contents import FORMAT, Manifest
-from neox_model.checkpoint.load import read_training_state
+from neox_model.checkpoint.errors import CheckpointError
+from neox_model.checkpoint.load import load_weights, read_training_state
 from neox_model.errors import ModelError
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.parallel.topology import create_groups
@@ -538,23 +534,6 @@ def test_changed_order_of_samples_is_logged_on_resume(tmp_path, trained, caplog)
         run.load(tmp_path)
     (record,) = [each for each in caplog.records if each.message.startswith("validation samples differ")]
     assert record.levelname == "INFO"
-
-
-def test_other_samples_of_an_evaluation_are_logged(tmp_path, trained, caplog):
-    trained.config = trained.config | {"train_iters": 100, "eval_iters": 10}
-    trained.save(tmp_path)
-    run = Run()
-    run.config = trained.config | {"eval_iters": 20}
-    loads = {"model": run.model, "groups": SINGLE_PROCESS}
-    with caplog.at_level(logging.WARNING):
-        load_weights(tmp_path, config=run.config, **loads)
-        load_weights(tmp_path, config=trained.config, evaluates=True, **loads)
-        load_weights(tmp_path, config=trained.config | {"eval_interval": 5}, evaluates=True, **loads)
-        assert caplog.messages == []
-        load_weights(tmp_path, config=run.config, evaluates=True, **loads)
-    (message,) = caplog.messages
-    assert message.startswith("other samples are evaluated than in training, because settings")
-    assert message.splitlines()[1:] == ["  parameter   checkpoint  this run", "  eval-iters  10          20"]
 
 
 def test_other_data_is_named_on_resume_with_its_documents(tmp_path, trained, caplog):

@@ -10,8 +10,7 @@ import threading
 import pytest
 
 from neox_launcher.protocol.claims import folder_in_use, is_locked, lock_of
-from neox_model.checkpoint import CheckpointError
-from neox_model.checkpoint.errors import FolderInUseError
+from neox_model.checkpoint.errors import CheckpointError, FolderInUseError
 from neox_model.checkpoint.storage import save_lock
 from neox_model.parallel.groups import SINGLE_PROCESS
 from support.refusals import refused, shows

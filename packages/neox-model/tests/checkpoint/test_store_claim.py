@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from neox_config.facts.checkpoints import LATEST, MANIFEST
-from neox_model.checkpoint import CheckpointError
 from neox_model.checkpoint.directory import keep_newest
+from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.object_store import ObjectStore
 from neox_model.checkpoint.store_claim import OWNER, claim_store, warn_of_newer
 from neox_model.checkpoint.upload import upload

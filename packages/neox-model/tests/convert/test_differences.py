@@ -10,7 +10,7 @@ LOCAL = {"attention_config": [[["local"], "all"]], "sparsity_config": {"block": 
 
 def found(ours, theirs):
     one, other = (resolved_from(settings).model for settings in (ours, theirs))
-    return list(map(str, differences(one, other)))
+    return differences(one, other)
 
 
 # Sequences have 12 tokens: a token and 11 before it.

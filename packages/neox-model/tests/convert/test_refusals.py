@@ -651,4 +651,4 @@ def test_layer_scaling_counts_where_scores_have_a_bias(positions, counts):
         for scales in (True, False)
     )
     expected = [f"{SCALES.replace('_', '-')}: 1, 2 (there: 1)"] if counts else []
-    assert list(map(str, differences(scaled, plain))) == expected
+    assert differences(scaled, plain) == expected

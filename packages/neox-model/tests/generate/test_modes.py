@@ -557,12 +557,11 @@ def test_standard_input_that_cannot_be_read_is_named_and_not_the_results(tmp_pat
         MODES["interactive"](job(sample_output_file=str(tmp_path / "texts.jsonl")))
 
 
-def test_undecodable_bytes_of_a_typed_prompt_are_replaced_with_a_warning(tmp_path, monkeypatch, caplog):
+def test_undecodable_bytes_of_a_typed_prompt_are_replaced(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.stdin", typed(b"\xef\xbb\xbfone\xff\n\xe4\xb8\xad\n" + b"x" * 10_000))
     MODES["interactive"](job(sample_output_file=str(tmp_path / "talk.jsonl")))
     contexts = [line["context"] for line in read_lines(tmp_path / "talk.jsonl")]
     assert contexts == ["one\ufffd", "中", "x" * 10_000]
-    assert caplog.text.count("not UTF-8") == 1
 
 
 TERMINAL = """
@@ -630,7 +629,7 @@ def test_terminal_takes_long_lines_several_pasted_lines_and_interrupts():
 
 
 @pytest.mark.slow
-def test_terminal_as_input_alone_answers_all_prompts_and_reports_lines_that_it_cuts(tmp_path):
+def test_terminal_as_input_alone_answers_all_prompts(tmp_path):
     # As with neox-launch: standard output and standard error are not the terminal.
     terminal, worker_side = pty.openpty()
     settings = termios.tcgetattr(worker_side)
@@ -645,12 +644,10 @@ def test_terminal_as_input_alone_answers_all_prompts_and_reports_lines_that_it_c
     while (tmp_path / "out").read_text() != "got 3 one\ngot 6 secon\n":
         assert process.poll() is None
         time.sleep(0.1)
-    os.write(terminal, b"a" * 5000 + b"\n\x04")
+    os.write(terminal, b"\x04")
     assert process.wait(timeout=300) == 0
-    assert (tmp_path / "out").read_text().splitlines()[2:] == ["got 4095 aaaaa"]
     errors = (tmp_path / "errors").read_text()
-    assert errors.count("prompt (/help for commands, Ctrl-D to exit)> ") == 4
-    assert shows(errors, "most 4,095")
+    assert errors.count("prompt (/help for commands, Ctrl-D to exit)> ") == 3
     os.close(terminal)
 
 

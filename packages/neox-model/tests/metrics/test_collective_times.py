@@ -197,19 +197,11 @@ def test_groups_of_the_same_ranks_are_told_apart_by_name(times):
     }
 
 
-@pytest.mark.parametrize(
-    ("ranks", "name"),
-    [
-        (range(3, 19), "ranks 3-18"),
-        ((0, 8, 16), "ranks 0, 8, 16"),
-        (range(0, 1024, 8), "ranks 0, 8, ... (128 ranks)"),
-    ],
-)
-def test_long_lists_of_ranks_are_shortened_and_columns_stay_aligned(times, ranks, name):
-    times.watch("all_reduce", handle("engine's", ranks), [torch.ones(10**9, dtype=torch.int8)], Work)
+def test_columns_stay_aligned(times):
+    times.watch("all_reduce", handle("engine's", (0, 8, 16)), [torch.ones(10**9, dtype=torch.int8)], Work)
     times.watch("all_reduce", DATA, [], Work)
     header, *rows, _ = times.table().splitlines()
-    assert f" {name} ({len(ranks)}) " in "".join(rows)
+    assert " ranks 0, 8, 16 (3) " in "".join(rows)
     assert {len(line) for line in (header, *rows)} == {len(header)}
 
 

@@ -1,4 +1,4 @@
-from neox_model.metrics.timers import Phases, Timers
+from neox_model.metrics.timers import Timers, phase_times
 from support.refusals import refused
 
 
@@ -21,15 +21,19 @@ def test_an_activity_that_fails_is_counted_too():
     assert timers.read() == (1.0, {"checkpoint": 3.0})
 
 
-def test_phases_leave_out_those_inside_them_and_add_up_with_the_rest():
+def test_activities_leave_out_those_inside_them():
     # forward 0 to 2; step 3 to 11, with the reduction 7 to 10 inside it
-    clock, waits = iter([0, 2, 3, 7, 10, 11]), []
-    phases = Phases(lambda: waits.append(1), clock=lambda: next(clock))
-    with phases.measure("forward"):
+    clock, waits = iter([0, 0, 2, 3, 7, 10, 11, 30, 31]), []
+    timers = Timers(lambda: waits.append(1), clock=lambda: next(clock))
+    with timers.measure("forward"):
         pass
-    with phases.measure("step"), phases.measure("backward_allreduce"):
+    with timers.measure("step"), timers.measure("backward_allreduce"):
         pass
     assert len(waits) == 6
-    measured = {"forward": 2, "step": 5, "backward_allreduce": 3, "backward_inner": 0, "backward": 3}
-    assert phases.read(30) == {**measured, "other": 20}
-    assert phases.read(1) == {"backward_inner": 0, "backward_allreduce": 0, "backward": 0, "other": 1}
+    assert timers.read() == (20, {"forward": 2, "step": 5, "backward_allreduce": 3})
+    assert timers.read() == (1, {})
+
+
+def test_times_of_phases_add_up_to_the_whole():
+    measured = {"forward": 2, "step": 5, "backward_allreduce": 3}
+    assert phase_times(measured, 30) == {**measured, "backward_inner": 0, "backward": 3, "other": 20}

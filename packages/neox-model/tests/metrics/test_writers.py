@@ -1,7 +1,6 @@
 import json
 import logging
 import math
-import shutil
 import sys
 from types import ModuleType
 
@@ -165,21 +164,6 @@ def test_what_several_later_attempts_repeated_is_in_effect_once(tmp_path):
     path = tmp_path / "metrics.jsonl"
     assert losses(path) == [(n, n / 2) for n in range(1, 6)]
     assert superseded_from(path) == {1: 2, 2: 2}
-
-
-def test_a_record_that_was_deleted_begins_again_with_a_warning(tmp_path, caplog):
-    writer = JsonlWriter(tmp_path / "log", iteration=0)
-    writer.write({"loss/train": 3.0}, 1)
-    writer.flush()
-    shutil.rmtree(tmp_path / "log")
-    for iteration in (2, 3, 4):
-        writer.write({"loss/train": 2.0}, iteration)
-        writer.flush()
-    writer.close()
-    path = tmp_path / "log/metrics.jsonl"
-    assert [record["iteration"] for record in read_records(path)] == [2, 3, 4]
-    (message,) = caplog.messages
-    assert shows(message, f"{path} was deleted")
 
 
 def test_events_are_readable_at_once_and_must_be_declared(tmp_path):

@@ -47,19 +47,12 @@ def test_the_sign_of_zero_counts(state):
         state({WEIGHT: torch.tensor([0.0, 1.0])}), state({WEIGHT: torch.tensor([-0.0, 1.0])})
     )
     assert name == WEIGHT
-    assert text.startswith("1 of 2 elements differ, by at most 0: -0 instead of 0 at [0]")
-
-
-def test_the_largest_difference_is_named_with_its_place(state):
-    one, other = torch.ones(2, 3), torch.ones(2, 3)
-    other[0, 1], other[1, 2] = 1.25, 3.0
-    ((_, text),) = found(state({WEIGHT: one}), state({WEIGHT: other}))
-    assert shows(text, "2", "6 elements", "2: 3", "1", "[1, 2]")
+    assert text.startswith("1 of 2 elements differ, by at most 0 ulp")
 
 
 def test_a_tensor_that_became_nan_differs_by_infinity(state):
     ((_, text),) = found(state({WEIGHT: torch.ones(2)}), state({WEIGHT: torch.tensor([1.0, math.nan])}))
-    assert shows(text, "1", "2 elements", "1", "[1]")
+    assert shows(text, "1", "2 elements", "inf")
 
 
 def test_missing_further_and_reshaped_tensors_are_differences(state):

@@ -1,8 +1,8 @@
 """`python -m neox_data.preprocess` is `preprocess_data`."""
 
-from neox_data.interrupts import Importing
+from neox_data.interrupts import importing
 
-with Importing():
+with importing():
     from neox_data.preprocess.cli import main
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def _apply_mask(wide: Tensor, seed: Tensor | None, p: float) -> Tensor:
     return torch.where(kept(seed, wide.shape, keep_below(p)), wide * _scale(p), 0.0)
 
 
-@custom_operator("bias_dropout_add_forward")
+@custom_operator("bias_dropout_add_forward", like=("residual",))
 def _forward(x: Tensor, bias: Tensor | None, residual: Tensor, seed: Tensor | None, p: float) -> Tensor:
     compiled = native.compiled_for(x, bias, residual, seed)
     if compiled is None:
@@ -73,12 +73,7 @@ def _forward(x: Tensor, bias: Tensor | None, residual: Tensor, seed: Tensor | No
     return result
 
 
-@_forward.register_fake
-def _(x: Tensor, bias: Tensor | None, residual: Tensor, seed: Tensor | None, p: float) -> Tensor:
-    return torch.empty_like(residual, memory_format=torch.contiguous_format)
-
-
-@custom_operator("bias_dropout_add_backward")
+@custom_operator("bias_dropout_add_backward", like=("gradient", "bias"))
 def _backward(gradient: Tensor, bias: Tensor | None, seed: Tensor | None, p: float) -> tuple[Tensor, Tensor]:
     """Return the gradients of x and of the bias; empty for a bias that is None."""
     compiled = native.compiled_for(gradient, bias, seed)
@@ -101,12 +96,6 @@ def _backward(gradient: Tensor, bias: Tensor | None, seed: Tensor | None, p: flo
         KEEP_ALL if seed is None else keep_below(p), _scale(p),
     )  # fmt: skip
     return x_gradient, bias_gradient
-
-
-@_backward.register_fake
-def _(gradient: Tensor, bias: Tensor | None, seed: Tensor | None, p: float) -> tuple[Tensor, Tensor]:
-    of_bias = gradient.new_empty(0) if bias is None else torch.empty_like(bias)
-    return torch.empty_like(gradient, memory_format=torch.contiguous_format), of_bias
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

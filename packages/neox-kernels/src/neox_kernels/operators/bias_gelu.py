@@ -59,7 +59,7 @@ def _bias_gelu(x: Tensor, bias: Tensor, form: GeluForm = "tanh") -> Tensor:
     return gelu(widen(x) + widen(bias), form).to(x.dtype)
 
 
-@custom_operator("bias_gelu_forward")
+@custom_operator("bias_gelu_forward", like=("x",))
 def _forward(x: Tensor, bias: Tensor, form: str) -> Tensor:
     compiled = native.compiled_for(x, bias)
     if compiled is None:
@@ -74,12 +74,7 @@ def _forward(x: Tensor, bias: Tensor, form: str) -> Tensor:
     return result
 
 
-@_forward.register_fake
-def _(x: Tensor, bias: Tensor, form: str) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-@custom_operator("bias_gelu_backward")
+@custom_operator("bias_gelu_backward", like=("x", "bias"))
 def _backward(gradient: Tensor, x: Tensor, bias: Tensor, form: str) -> tuple[Tensor, Tensor]:
     compiled = native.compiled_for(x, gradient, bias)
     if compiled is None:
@@ -95,11 +90,6 @@ def _backward(gradient: Tensor, x: Tensor, bias: Tensor, form: str) -> tuple[Ten
         native.parameter(bias_gradient), partials.data_ptr(), count, rows, columns, form == "tanh",
     )  # fmt: skip
     return x_gradient, bias_gradient
-
-
-@_backward.register_fake
-def _(gradient: Tensor, x: Tensor, bias: Tensor, form: str) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x, memory_format=torch.contiguous_format), torch.empty_like(bias)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -90,7 +90,7 @@ def _contiguous(bias: Tensor | None) -> Tensor | None:
     return None if bias is None else bias.contiguous()
 
 
-@custom_operator("gated_forward")
+@custom_operator("gated_forward", like=("up",))
 def _forward(up: Tensor, gate: Tensor, up_bias: Tensor | None, gate_bias: Tensor | None, name: str) -> Tensor:
     compiled = native.compiled_for(up, gate, up_bias, gate_bias)
     if compiled is None:
@@ -104,11 +104,6 @@ def _forward(up: Tensor, gate: Tensor, up_bias: Tensor | None, gate_bias: Tensor
         shapes.columns(up),
     )  # fmt: skip
     return result
-
-
-@_forward.register_fake
-def _(up: Tensor, gate: Tensor, up_bias: Tensor | None, gate_bias: Tensor | None, name: str) -> Tensor:
-    return torch.empty_like(up, memory_format=torch.contiguous_format)
 
 
 _Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]

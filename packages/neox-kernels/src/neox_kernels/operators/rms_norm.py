@@ -110,7 +110,7 @@ def _(x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tens
     return total, result, _empty_inverse(x)
 
 
-@custom_operator("rms_norm_backward")
+@custom_operator("rms_norm_backward", like=("x", "weight"))
 def _backward(
     gradient: Tensor, of_sum: Tensor | None, x: Tensor, weight: Tensor, inverse: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -138,24 +138,15 @@ def _backward(
     return of_x, of_weight
 
 
-@_backward.register_fake
-def _(
-    gradient: Tensor, of_sum: Tensor | None, x: Tensor, weight: Tensor, inverse: Tensor
-) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x, memory_format=torch.contiguous_format), torch.empty_like(weight)
-
-
 _forward_with_input = register_gradients(_forward, _forward_of_sum, _backward)
 
 
 def _fused_rms_norm(x: Tensor, weight: Tensor, epsilon: float = 1e-8) -> Tensor:
-    shapes.check_width("weight", weight, x)
     result: Tensor = _forward(x, *native.norm_parameters(x, weight), epsilon)
     return result
 
 
 def _fused_with_input(x: Tensor, weight: Tensor, epsilon: float = 1e-8) -> tuple[Tensor, Tensor]:
-    shapes.check_width("weight", weight, x)
     x, result = _forward_with_input(x, *native.norm_parameters(x, weight), epsilon)
     return x, result
 
@@ -164,7 +155,6 @@ def _fused_add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, epsilon: float = 1e-8
 ) -> tuple[Tensor, Tensor]:
     shapes.check_equal("x", x, "the residual", residual)
-    shapes.check_width("weight", weight, x)
     total, result = _forward_of_sum(
         x.to(residual.dtype), residual, *native.norm_parameters(residual, weight), epsilon
     )

@@ -76,7 +76,7 @@ def _with_contiguous_heads(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-@custom_operator("rotary")
+@custom_operator("rotary", like=("query", "key"))
 def _forward(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> tuple[Tensor, Tensor]:
     compiled = native.compiled_for(query, key, cos, sin)
     if compiled is None:
@@ -89,12 +89,6 @@ def _forward(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, inverse: bool
     )
     _launch(compiled, (query, key), results, (cos, sin), inverse)
     return results
-
-
-@_forward.register_fake
-def _(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> tuple[Tensor, Tensor]:
-    contiguous = torch.contiguous_format
-    return torch.empty_like(query, memory_format=contiguous), torch.empty_like(key, memory_format=contiguous)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -94,7 +94,7 @@ def _lead_and_queries(scores: Tensor, by_query: bool) -> tuple[int, int]:
     return math.prod(scores.shape[:-2]), scores.shape[-2]
 
 
-@custom_operator("softmax_forward")
+@custom_operator("softmax_forward", like=("scores",))
 def _forward(scores: Tensor, masked_out: Tensor | None, scale: float, causal: bool) -> Tensor:
     compiled = native.compiled_for(scores, masked_out)
     if compiled is None:
@@ -115,12 +115,7 @@ def _forward(scores: Tensor, masked_out: Tensor | None, scale: float, causal: bo
     return probabilities
 
 
-@_forward.register_fake
-def _(scores: Tensor, masked_out: Tensor | None, scale: float, causal: bool) -> Tensor:
-    return torch.empty_like(scores, memory_format=torch.contiguous_format)
-
-
-@custom_operator("softmax_backward")
+@custom_operator("softmax_backward", like=("probabilities",))
 def _backward(gradient: Tensor, probabilities: Tensor, scale: float, causal: bool) -> Tensor:
     compiled = native.compiled_for(gradient, probabilities)
     if compiled is None:
@@ -133,11 +128,6 @@ def _backward(gradient: Tensor, probabilities: Tensor, scale: float, causal: boo
         *_lead_and_queries(gradient, causal), gradient.shape[-1], scale, causal,
     )  # fmt: skip
     return result
-
-
-@_backward.register_fake
-def _(gradient: Tensor, probabilities: Tensor, scale: float, causal: bool) -> Tensor:
-    return torch.empty_like(probabilities, memory_format=torch.contiguous_format)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -1,6 +1,6 @@
 """Settings under which layers cannot be compiled with torch.compile on any device."""
 
-from neox_config.derive.experts import balances_batch, expert_ranks
+from neox_config.derive.experts import balances_batch
 from neox_config.derive.objective import is_retrieval
 from neox_config.derive.pipeline import splits_backward
 from neox_config.derive.recomputation import recomputes_gated_product
@@ -31,9 +31,6 @@ def why_layers_stay_uncompiled(config: NeoXConfig, *, zero_stage: int | None = N
         ),
         "moe_balance_over: batch, because a backward pass exchanges the counts of tokens": (
             balances_batch(config)
-        ),
-        "expert_parallel_size, because a rank whose compiler failed would let others wait for its tokens": (
-            expert_ranks(config) > 1
         ),
         "objective: ict, because layers of two towers are not tried together": is_retrieval(config),
         "a curriculum of lengths, because layers would be recompiled for every length": bool(

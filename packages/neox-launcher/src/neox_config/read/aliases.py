@@ -17,9 +17,7 @@ __all__ = [
     "Unfolded",
     "accepted_names",
     "fold_aliases",
-    "note_without_effect",
     "shorthand_of",
-    "usual_value",
 ]
 
 # Names for which null and "dynamic" mean dynamic loss scaling, like 0.
@@ -61,7 +59,7 @@ def shorthand_of(name: str) -> str | None:
     return found.parameters[0] if found is not None and found.kind == "shorthands" else None
 
 
-def note_without_effect(leaf: Leaf, given: Mapping[str, Any]) -> Problem | None:
+def _note_without_effect(leaf: Leaf, given: Mapping[str, Any]) -> Problem | None:
     """Return the note for a name whose value is not used; None for other names.
 
     Args:
@@ -93,7 +91,7 @@ def fold_aliases(leaves: Sequence[Leaf]) -> Unfolded:
             what = "chooses the checkpoint that GPT-NeoX loads; here, load may name one checkpoint"
             remedy = f"remove it, and set load: CHECKPOINTS/{checkpoint_name(leaf.value)}"
             result.problems.append(replace(_note(leaf, what), remedy=remedy))
-        elif (unused := note_without_effect(leaf, given)) is not None:
+        elif (unused := _note_without_effect(leaf, given)) is not None:
             result.notices.append(unused)
         elif (feature := _feature(leaf)) is not None:
             requested.setdefault(feature.sentence, (feature, []))[1].append(leaf)
@@ -150,13 +148,13 @@ def _own_name(leaf: Leaf) -> Leaf:
     leaf = leaf if target is None else replace(leaf, path=tuple(target.split(".")))
     if leaf.value is None and leaf.name in _LOSS_SCALES:
         return replace(leaf, value=0.0)
-    return replace(leaf, value=usual_value(leaf.name, leaf.value))
+    return replace(leaf, value=_usual_value(leaf.name, leaf.value))
 
 
-def usual_value(name: str, value: Any) -> Any:
+def _usual_value(name: str, value: Any) -> Any:
     """Return a value of a parameter with other spellings of its choices replaced."""
     if isinstance(value, list) and name == "attention_config":
-        return [usual_value(name, item) for item in value]
+        return [_usual_value(name, item) for item in value]
     if isinstance(value, str) and value.lower() == "dynamic" and name in _LOSS_SCALES:
         return 0
     found = _value_from_elsewhere(name, value) if isinstance(value, str) else None

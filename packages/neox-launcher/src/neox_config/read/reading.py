@@ -28,12 +28,9 @@ __all__ = [
     "Text",
     "add_text",
     "as_yaml",
-    "compose",
     "normal_name",
     "read_files",
     "read_override",
-    "read_text",
-    "text_of",
 ]
 
 _ENDINGS = (".yml", ".yaml", ".json")
@@ -166,7 +163,7 @@ def read_files(paths: Sequence[str | Path], directory: str | Path | None) -> Rea
             continue
         reading.files.append(str(found))
         try:
-            text = text_of(found)
+            text = _text_of(found)
         except (OSError, ValueError) as error:
             what, remedy = f"cannot be read: {error}", "give a YAML file in UTF-8"
             reading.problems.append(Problem("", what, remedy, place=Place(str(found))))
@@ -228,22 +225,6 @@ def _add(text: str, reader: "_Reader", reading: Reading) -> None:
     reading.is_complete &= reader.is_complete
 
 
-def compose(text: str) -> yaml.Node | None:
-    """Return the syntax tree of a text, with the position of every node; plain scalars stay strings.
-
-    Raises:
-        yaml.YAMLError: The text is not valid YAML.
-    """
-    node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
-    return node
-
-
-def read_text(text: str, file: str) -> tuple[list[Leaf], list[Problem]]:
-    """Return the values of a file's text, and the errors in it."""
-    reader = _Reader(Place(file))
-    return reader.leaves_of(text, ()), reader.problems
-
-
 def as_yaml(value: Any) -> str:
     """Return a value of `--set` that is read as exactly this one: text is quoted where that is necessary."""
     if not isinstance(value, str):
@@ -257,7 +238,7 @@ def as_yaml(value: Any) -> str:
     return "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in quoted)
 
 
-def text_of(path: Path) -> str:
+def _text_of(path: Path) -> str:
     """Return the content of a file.
 
     Raises:

@@ -57,7 +57,8 @@ def broken_rules(config: NeoXConfig, places: Mapping[str, Place]) -> list[Proble
             subject = rule.__module__.removesuffix(".rules").rpartition(".")[2]
             code = f"{subject}.{rule.__name__}"
             for found in rule(config):
-                value = in_words(config.value_of(found.name))
-                placed = found.located(place_near(places, found.name), value)
+                value = config.value_of(found.name)
+                shown = "" if value in (None, {}) else in_words(value)
+                placed = found.located(place_near(places, found.name), shown)
                 problems.append(replace(placed, code=found.code or code))
     return problems

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from neox_config.derive.adapters import adapted_matrices
 from neox_config.derive.attention_layers import types_in
+from neox_config.derive.optimizer_arguments import optimizer_facts
 from neox_config.facts.attention import WITHOUT_HEADS
 from neox_config.facts.conditions import one_of
-from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
 
@@ -38,8 +38,7 @@ def adapters_have_matrices(c: NeoXConfig) -> Iterator[Problem]:
 
 def adapters_are_not_orthogonalized(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse an optimizer for whole matrices."""
-    facts = OPTIMIZER_FACTS.get(c.optimizer.optimizer.kind)
-    if c.adapters.lora_rank and facts is not None and facts.matrix_states:
+    if c.adapters.lora_rank and optimizer_facts(c).matrix_states:
         what = f"cannot train adapters: {c.optimizer.optimizer.type} updates the layers' own matrices"
         yield Problem("optimizer.type", what, "use Adam")
 

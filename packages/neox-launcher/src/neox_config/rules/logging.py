@@ -3,34 +3,34 @@
 from collections.abc import Iterator
 
 from neox_config.derive.engine import engine_offers
+from neox_config.derive.optimizer_arguments import optimizer_facts
 from neox_config.derive.profiling import memory_folder, profiled_iterations, trace_folder
-from neox_config.facts.optimizers import OPTIMIZER_FACTS
-from neox_config.problems import Problem
+from neox_config.problems import Problem, refusals
 from neox_config.schema.config import NeoXConfig
 
 
 def gradients_are_read_before_the_update(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse what reads gradients before the update if the engine reduces and applies them in one call."""
+    if engine_offers(c, "before_update"):
+        return iter(())
     reads = "reads gradients before the update, which DeepSpeed's engine does not show under ZeRO"
     leaves_out = (
         "leaves out updates, which is not possible under ZeRO with DeepSpeed's engine, which reduces and "
         "applies gradients in one call"
     )
-    asked = {
-        "log_gradient_noise_scale": (c.logging.log_gradient_noise_scale, reads),
-        "log_grad_pct_zeros": (c.logging.log_grad_pct_zeros, reads),
-        "log_zero_gradients": (c.logging.log_zero_gradients, reads),
-        "on_spike": (c.training.on_spike == "skip", leaves_out),
-    }
-    for name, (is_asked, what) in asked.items():
-        if is_asked and not engine_offers(c, "before_update"):
-            yield Problem(name, what, "remove it, or set engine: torch, or zero_optimization.stage: 0")
+    remedy = "remove it, or set engine: torch, or zero_optimization.stage: 0"
+    return refusals(
+        (c.logging.log_gradient_noise_scale, "log_gradient_noise_scale", reads, remedy),
+        (c.logging.log_grad_pct_zeros, "log_grad_pct_zeros", reads, remedy),
+        (c.logging.log_zero_gradients, "log_zero_gradients", reads, remedy),
+        (c.training.on_spike == "skip", "on_spike", leaves_out, remedy),
+    )
 
 
 def the_noise_scale_reads_averaged_gradients(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse the noise scale with optimizers that do not average gradients over data-parallel ranks."""
-    facts = OPTIMIZER_FACTS.get(c.optimizer.optimizer.kind)
-    if c.logging.log_gradient_noise_scale and facts is not None and facts.replica_states:
+    facts = optimizer_facts(c)
+    if c.logging.log_gradient_noise_scale and facts.replica_states:
         yield Problem(
             "log_gradient_noise_scale",
             f"reads gradients averaged over data-parallel ranks, and {facts.name} averages momenta instead",
@@ -72,11 +72,17 @@ def operations_are_counted_before_the_end(c: NeoXConfig) -> Iterator[Problem]:
 
 def profilers_have_a_folder(c: NeoXConfig) -> Iterator[Problem]:
     """Require a folder for traces and for memory snapshots."""
-    if c.logging.profile and trace_folder(c.logging) is None:
-        yield Problem("profile", "has no folder for its traces", "set log-dir, such as log-dir: logs")
-    if c.logging.memory_profiling and memory_folder(c.logging) is None:
-        yield Problem(
+    return refusals(
+        (
+            c.logging.profile and trace_folder(c.logging) is None,
+            "profile",
+            "has no folder for its traces",
+            "set log-dir, such as log-dir: logs",
+        ),
+        (
+            c.logging.memory_profiling and memory_folder(c.logging) is None,
             "memory_profiling",
             "has no folder for its snapshots",
             "set memory-profiling-path, such as memory-profiling-path: logs/memory",
-        )
+        ),
+    )

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from neox_config.derive.attention_layers import types_in
 from neox_config.facts.attention import ATTENTION_FACTS
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
-from neox_config.problems import Problem
+from neox_config.problems import Problem, refusals
 from neox_config.schema.config import NeoXConfig
 from neox_config.schema.sections.mup import BaseShapes
 
@@ -51,26 +51,27 @@ def mup_knows_the_optimizer(c: NeoXConfig) -> Iterator[Problem]:
 def mup_knows_the_layers(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse layers, heads and positions whose weights have no rule, and init methods without a scale."""
     if not c.mup.use_mup:
-        return
+        return iter(())
     others = sorted(kind for kind in types_in(c) if not ATTENTION_FACTS[kind].has_heads)
-    if others:
-        yield Problem(
-            "attention_config", f"has {', '.join(others)} layers: their gate {_NOT_HERE}", "use global"
-        )
-    if c.model.objective == "ict":
-        yield Problem("use_mup", f"with objective: ict: its head {_NOT_HERE}", "set use-mup: false")
-    if c.attention.pos_emb == "rpe":
-        yield Problem("pos_emb", f"rpe: its table {_NOT_HERE}", "use rotary")
-    multiple = c.mup.mup_embedding_mult * c.mup.mup_rp_embedding_mult
-    if c.attention.pos_emb == "sinusoidal" and multiple != 1:
-        yield Problem(
+    positions, no_std = c.attention.pos_emb, "has no standard deviation that muP can change"
+    return refusals(
+        (others, "attention_config", f"has {', '.join(others)} layers: their gate {_NOT_HERE}", "use global"),
+        (
+            c.model.objective == "ict",
+            "use_mup",
+            f"with objective: ict: its head {_NOT_HERE}",
+            "set use-mup: false",
+        ),
+        (positions == "rpe", "pos_emb", f"rpe: its table {_NOT_HERE}", "use rotary"),
+        (
+            positions == "sinusoidal" and c.mup.mup_embedding_mult * c.mup.mup_rp_embedding_mult != 1,
             "mup_rp_embedding_mult",
             "times mup-embedding-mult multiplies learned positions only, and these are sinusoidal",
             "set both to 1, or pos-emb: learned",
-        )
-    for name in ("init_method", "output_layer_init_method"):
-        if "orthogonal" in c.value_of(name):
-            yield Problem(name, "has no standard deviation that muP can change", "use normal")
+        ),
+        ("orthogonal" in c.model.init_method, "init_method", no_std, "use normal"),
+        ("orthogonal" in c.model.output_layer_init_method, "output_layer_init_method", no_std, "use normal"),
+    )
 
 
 def mup_scales_branches_before_they_are_added(c: NeoXConfig) -> Iterator[Problem]:

@@ -6,7 +6,7 @@ from neox_config.derive.attention_layers import types_in
 from neox_config.derive.objective import is_encoder, is_retrieval
 from neox_config.extras.compression.matrices import COMPRESSIONS
 from neox_config.facts.attention import ATTENTION_FACTS
-from neox_config.problems import Problem
+from neox_config.problems import Problem, refusals
 from neox_config.schema.config import NeoXConfig
 
 _LTD = "data_efficiency.data_routing.random_ltd"
@@ -19,42 +19,42 @@ _SHORTEST_BLOCK = 8
 def encoders_do_not_continue_texts(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse, with attention in both directions, what requires a model that predicts the next token."""
     if not is_encoder(c):
-        return
-    asked = {
-        "fim_rate": (
+        return iter(())
+    objective, generation = f"(objective: {c.model.objective})", c.generation
+    causal = f"requires a model that predicts the next token {objective}"
+    return refusals(
+        (
             c.objective.fim_rate > 0,
-            "is for models that predict the next token",
+            "fim_rate",
+            f"is for models that predict the next token {objective}",
             "set it to 0",
         ),
-        "eval_tasks": (
-            c.generation.eval_tasks is not None,
-            "requires a model that predicts the next token",
-            "",
-        ),
-        "eval_data": (
-            c.generation.eval_data is not None,
-            "requires a model that predicts the next token",
+        (generation.eval_tasks is not None, "eval_tasks", causal, "remove it"),
+        (
+            generation.eval_data is not None,
+            "eval_data",
+            causal,
             "remove it; the validation loss is that of the objective",
         ),
-        "char_level_ppl": (
-            c.generation.char_level_ppl,
-            "is not defined: the model does not predict every token",
-            "",
+        (
+            generation.char_level_ppl,
+            "char_level_ppl",
+            f"is not defined: the model does not predict every token {objective}",
+            "remove it",
         ),
-        "hf_export": (
+        (
             c.checkpoint.hf_export is not None,
-            "is not possible: the classes of transformers that there are predict the next token",
-            "",
+            "hf_export",
+            f"is not possible: the classes of transformers that there are predict the next token {objective}",
+            "remove it",
         ),
-        "scaled_upper_triang_masked_softmax_fusion": (
+        (
             c.attention.scaled_upper_triang_masked_softmax_fusion is True,
-            "is a kernel that hides later tokens",
+            "scaled_upper_triang_masked_softmax_fusion",
+            f"is a kernel that hides later tokens {objective}",
             "use scaled-masked-softmax-fusion",
         ),
-    }
-    for name, (is_set, what, remedy) in asked.items():
-        if is_set:
-            yield Problem(name, f"{what} (objective: {c.model.objective})", remedy or "remove it")
+    )
 
 
 def labels_are_those_of_the_objective(c: NeoXConfig) -> Iterator[Problem]:
@@ -154,56 +154,58 @@ def embeddings_have_a_width(c: NeoXConfig) -> Iterator[Problem]:
 def samples_of_retrieval_are_blocks(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse, with the inverse cloze task, other ways to make samples, and layouts that divide its layers."""
     if not is_retrieval(c):
-        return
+        return iter(())
     efficiency = c.data_efficiency.data_efficiency
     blocks = "does not apply to blocks of sentences, which are the samples of objective: ict"
-    asked = {
-        "pack_impl": (c.data.pack_impl != "packed", blocks, "remove it"),
-        "sample_order": (c.data.sample_order != "gpt_neox", blocks, "remove it"),
-        "titles_data_path": (
+    return refusals(
+        (c.data.pack_impl != "packed", "pack_impl", blocks, "remove it"),
+        (c.data.sample_order != "gpt_neox", "sample_order", blocks, "remove it"),
+        (
             c.objective.titles_data_path is not None and c.data.data_path is None,
+            "titles_data_path",
             "has the titles of one dataset, and train-data-paths can be several",
             "use data-path",
         ),
-        "train_epochs": (c.training.train_epochs is not None, blocks, "set train-iters"),
-        "reset_attention_mask": (c.data.reset_attention_mask, blocks, "remove it; padding is always masked"),
-        "reset_position_ids": (c.data.reset_position_ids, blocks, "remove it"),
-        "curriculum_learning.enabled": (
+        (c.training.train_epochs is not None, "train_epochs", blocks, "set train-iters"),
+        (c.data.reset_attention_mask, "reset_attention_mask", blocks, "remove it; padding is always masked"),
+        (c.data.reset_position_ids, "reset_position_ids", blocks, "remove it"),
+        (
             c.data_efficiency.curriculum_learning.enabled,
+            "curriculum_learning.enabled",
             blocks,
             "set it to false",
         ),
-        "data_efficiency.enabled": (
+        (
             efficiency.enabled and efficiency.data_sampling.enabled,
+            "data_efficiency.enabled",
             blocks,
             "set it to false",
         ),
-        "pipe_parallel_size": (
+        (
             c.parallelism.pipe_parallel_size > 1,
+            "pipe_parallel_size",
             "divides one list of layers, but objective: ict has two towers, which one loss compares",
             "use 1; tensor parallelism and ZeRO divide both towers",
         ),
-        "lora_rank": (
+        (
             c.adapters.lora_rank > 0,
+            "lora_rank",
             "adds adapters to a saved model, but the towers of objective: ict have new heads",
             "train all weights, with bert-load",
         ),
-        "loss_normalization": (
+        (
             c.training.loss_normalization != "micro_batch",
+            "loss_normalization",
             "has no effect on objective: ict, whose micro-batches have equally many queries",
             "use micro_batch",
         ),
-    }
-    for name, (is_set, what, remedy) in asked.items():
-        if is_set:
-            yield Problem(name, what, remedy)
-
-
-def blocks_have_room(c: NeoXConfig) -> Iterator[Problem]:
-    """Require samples of retrieval with room for a sentence between the tokens around it and the title."""
-    if is_retrieval(c) and c.model.seq_length < _SHORTEST_BLOCK:
-        what = "is too short for a block of sentences, the tokens around it and its title"
-        yield Problem("seq_length", what, f"use at least {_SHORTEST_BLOCK}")
+        (
+            c.model.seq_length < _SHORTEST_BLOCK,
+            "seq_length",
+            "is too short for a block of sentences, the tokens around it and its title",
+            f"use at least {_SHORTEST_BLOCK}",
+        ),
+    )
 
 
 def towers_are_not_compressed(c: NeoXConfig) -> Iterator[Problem]:

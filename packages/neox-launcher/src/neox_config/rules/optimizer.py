@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from neox_config.derive.engine import chosen_engine, engine_offers
 from neox_config.derive.learning_rate import peak_instead_of_lr, peak_rate
+from neox_config.derive.optimizer_arguments import optimizer_facts
 from neox_config.facts.optimizers import ARGUMENT_LIMITS, OPTIMIZER_FACTS
 from neox_config.problems import Problem, did_you_mean
 from neox_config.schema.config import NeoXConfig
@@ -96,8 +97,8 @@ def a_second_learning_rate_is_relative_to_the_first(c: NeoXConfig) -> Iterator[P
 
 def averaged_weights_are_the_same_on_all_replicas(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse averages of weights with optimizers whose replicas have different weights for a while."""
-    facts = OPTIMIZER_FACTS.get(c.optimizer.optimizer.kind)
-    if c.optimizer.ema_decay is not None and facts is not None and facts.local_states:
+    facts = optimizer_facts(c)
+    if c.optimizer.ema_decay is not None and facts.local_states:
         what = f"averages weights that all replicas have, and those of {facts.name} take steps alone"
         yield Problem("ema_decay", what, "remove it, or use Adam")
 
@@ -121,8 +122,8 @@ def states_are_rounded_by_their_place(c: NeoXConfig) -> Iterator[Problem]:
 
 def zero_cuts_weights_for_elementwise_optimizers_only(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse ZeRO with optimizers that need whole weights, unless it divides rows and they join them."""
-    facts = OPTIMIZER_FACTS.get(c.optimizer.optimizer.kind)
-    if facts is None or facts.is_elementwise or facts.replica_states:
+    facts = optimizer_facts(c)
+    if facts.is_elementwise or facts.replica_states:
         return
     if facts.gathers_rows is not None and not engine_offers(c, "whole_rows"):
         engine = chosen_engine(c)
@@ -145,9 +146,8 @@ def zero_cuts_weights_for_elementwise_optimizers_only(c: NeoXConfig) -> Iterator
 
 def tensor_parallelism_splits_weights_for_elementwise_optimizers_only(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse tensor parallelism with optimizers that need whole weights, because it splits them."""
-    facts = OPTIMIZER_FACTS.get(c.optimizer.optimizer.kind)
-    size = c.parallelism.model_parallel_size
-    if size > 1 and facts is not None and not (facts.is_elementwise or facts.joins_split_weights):
+    facts, size = optimizer_facts(c), c.parallelism.model_parallel_size
+    if size > 1 and not (facts.is_elementwise or facts.joins_split_weights):
         yield Problem(
             "optimizer.type",
             f"needs whole weights for its update, but model-parallel-size: {size} splits them",

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from neox_config.extras.data_efficiency.curricula import enabled_sampling
 from neox_config.facts.stores import has_credentials, is_url
-from neox_config.problems import Problem
+from neox_config.problems import Problem, refusals
 from neox_config.schema.config import NeoXConfig
 
 
@@ -82,42 +82,74 @@ def extra_saves_are_different_iterations(c: NeoXConfig) -> Iterator[Problem]:
 
 
 def checkpoints_are_saved_locally_first(c: NeoXConfig) -> Iterator[Problem]:
-    """Refuse a URL as `save`, and checkpoint_store without `save`."""
+    """Refuse a URL as `save`, and what requires `save` without it."""
     section = c.checkpoint
-    if section.save is not None and is_url(section.save):
-        remedy = "set save to a local folder, and checkpoint-store to this URL"
-        yield Problem("save", "is a URL, but checkpoints are saved to a folder before an upload", remedy)
-    if section.checkpoint_store is not None and section.save is None:
-        remedy = "add save: FOLDER, in which checkpoints are saved before they are uploaded"
-        yield Problem("checkpoint_store", "requires save", remedy)
+    return refusals(
+        (
+            section.save is not None and is_url(section.save),
+            "save",
+            "is a URL, but checkpoints are saved to a folder before an upload",
+            "set save to a local folder, and checkpoint-store to this URL",
+        ),
+        (
+            section.checkpoint_store is not None and section.save is None,
+            "checkpoint_store",
+            "requires save",
+            "add save: FOLDER, in which checkpoints are saved before they are uploaded",
+        ),
+        (
+            c.training.on_spike == "rollback" and section.save is None,
+            "on_spike",
+            "resumes from a checkpoint, but save is not set",
+            "add save: FOLDER and save-interval: 1000",
+        ),
+    )
 
 
 def local_checkpoints_are_used_alone(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse what requires that all hosts share `save`, or that one of them has whole checkpoints."""
-    if not c.checkpoint.checkpoint.use_node_local_storage or c.checkpoint.save is None:
-        return
-    shared = "set use_node_local_storage: false and save to a folder that all hosts share"
-    if c.checkpoint.checkpoint_store is not None:
-        what = "uploads whole checkpoints, which no host has with checkpoint.use_node_local_storage"
-        yield Problem("checkpoint_store", what, f"remove it, or {shared}")
-    if c.training.on_spike == "rollback":
-        what = "passes a list of samples on in save, which hosts do not share (use_node_local_storage)"
-        yield Problem("on_spike", what, f"set on-spike: skip, or {shared}")
+    section, shared = c.checkpoint, "save to a folder that all hosts share"
+    if not section.checkpoint.use_node_local_storage or section.save is None:
+        return iter(())
+    return refusals(
+        (
+            section.checkpoint_store is not None,
+            "checkpoint_store",
+            "uploads whole checkpoints, which no host has with checkpoint.use_node_local_storage",
+            f"remove it, or set use_node_local_storage: false and {shared}",
+        ),
+        (
+            c.training.on_spike == "rollback",
+            "on_spike",
+            "passes a list of samples on in save, which hosts do not share (use_node_local_storage)",
+            f"set on-spike: skip, or set use_node_local_storage: false and {shared}",
+        ),
+        (
+            section.hf_export is not None,
+            "hf_export",
+            "reads a whole checkpoint, which no host has with checkpoint.use_node_local_storage",
+            shared,
+        ),
+    )
 
 
 def exports_need_checkpoints(c: NeoXConfig) -> Iterator[Problem]:
-    """Refuse hf_export without whole checkpoints in a local folder, or of adapters alone."""
-    if c.checkpoint.hf_export is None:
-        return
-    if c.checkpoint.save is None:
-        yield Problem("hf_export", "requires save", "add save: FOLDER; its last checkpoint is exported")
-    elif c.checkpoint.checkpoint.use_node_local_storage:
-        what = "reads a whole checkpoint, which no host has with checkpoint.use_node_local_storage"
-        yield Problem("hf_export", what, "save to a folder that all hosts share")
-    if c.adapters.lora_rank:
-        what = "exports whole models, but checkpoints of this run contain adapters alone"
-        remedy = "remove it; after the run, run neox-convert to-peft, or merge them and run to-hf"
-        yield Problem("hf_export", what, remedy)
+    """Refuse hf_export without checkpoints, or of adapters alone."""
+    exports = c.checkpoint.hf_export is not None
+    return refusals(
+        (
+            exports and c.checkpoint.save is None,
+            "hf_export",
+            "requires save",
+            "add save: FOLDER; its last checkpoint is exported",
+        ),
+        (
+            exports and c.adapters.lora_rank,
+            "hf_export",
+            "exports whole models, but checkpoints of this run contain adapters alone",
+            "remove it; after the run, run neox-convert to-peft, or merge them and run to-hf",
+        ),
+    )
 
 
 def stores_are_urls(c: NeoXConfig) -> Iterator[Problem]:
@@ -131,16 +163,6 @@ def stores_are_urls(c: NeoXConfig) -> Iterator[Problem]:
             what = "contains a user name, and every checkpoint would record it"
             remedy = "remove it, and set credentials in the variables or files that the store's package reads"
             yield Problem(name, what, remedy)
-
-
-def a_rollback_requires_checkpoints(c: NeoXConfig) -> Iterator[Problem]:
-    """Refuse on_spike: rollback without `save`."""
-    if c.training.on_spike == "rollback" and c.checkpoint.save is None:
-        yield Problem(
-            "on_spike",
-            "resumes from a checkpoint, but save is not set",
-            "add save: FOLDER and save-interval: 1000",
-        )
 
 
 def autoresume_requires_checkpoints(c: NeoXConfig) -> Iterator[Problem]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from neox_config.problems import Problem
+from neox_config.problems import Problem, refusals
 from neox_config.schema.config import NeoXConfig
 
 _ADAM_STATES = 4
@@ -72,19 +72,22 @@ def quantized_weights_need_stage_3(c: NeoXConfig) -> Iterator[Problem]:
 
 def ranks_are_compared_below_stage_3(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse to compare ranks under stage 3, which partitions the weights: each layer waits for all ranks."""
-    compares = {
-        "sdc_check_interval": (
-            c.training.sdc_check_interval,
-            "copies of weights, but with zero_optimization.stage 3 no rank holds a copy",
+    is_partitioned = c.zero.zero_optimization.stage == 3
+    remedy = "remove it, or set zero_optimization.stage: 2"
+    return refusals(
+        (
+            is_partitioned and c.training.sdc_check_interval is not None,
+            "sdc_check_interval",
+            "compares copies of weights, but with zero_optimization.stage 3 no rank holds a copy",
+            remedy,
         ),
-        "straggler_threshold": (
-            c.logging.straggler_threshold,
-            "the times of forward passes, which wait for all ranks under zero_optimization.stage 3",
+        (
+            is_partitioned and c.logging.straggler_threshold is not None,
+            "straggler_threshold",
+            "compares the times of forward passes, which wait for all ranks under zero_optimization.stage 3",
+            remedy,
         ),
-    }
-    for name, (value, what) in compares.items():
-        if value is not None and c.zero.zero_optimization.stage == 3:
-            yield Problem(name, f"compares {what}", "remove it, or set zero_optimization.stage: 2")
+    )
 
 
 def predivide_or_prescale(c: NeoXConfig) -> Iterator[Problem]:

@@ -193,65 +193,72 @@ class SpatialMLP:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MLP:
-    """Two projections with an activation between them, or three with a gate.
+class _Activated:
+    """What is between the projections of feed-forward blocks.
 
     Args:
-        width: width of each input projection.
         activation: a key of `ACTIVATION_FACTS`, or gelu_tanh for the tanh form of gelu.
-        bias: the projections have biases.
         limit: swiglu clamps the gate to at most it, and up to between it and its negative; None: it does not.
         alpha: swiglu multiplies the gate by it in the sigmoid.
         up_offset: swiglu adds it to up.
     """
 
-    width: int = of("mlp_width", "intermediate_size", "expansion_factor")
     activation: str = of("activation", "openai_gelu")
-    bias: bool = of("use_bias_in_mlp")
-    limit: float | None = of("glu_limit")
-    alpha: float = of("glu_alpha")
-    up_offset: float = of("glu_up_offset")
+    limit: float | None = of("glu_limit", default=None)
+    alpha: float = of("glu_alpha", default=1.0)
+    up_offset: float = of("glu_up_offset", default=0.0)
 
     @property
     def is_gated(self) -> bool:
         """True if there is a second input projection, whose output is activated and multiplied."""
-        return _is_gated(self.activation)
+        return ACTIVATION_FACTS[self.activation.replace("gelu_tanh", "gelu")].is_gated
 
     @property
     def is_plain(self) -> bool:
         """True if a gate is activated and multiplied, and no more."""
-        return _is_plain(self)
+        return (self.limit, self.alpha, self.up_offset) == (None, 1.0, 0.0)
+
+    def activation_settings(self) -> Settings:
+        """Return the parameters that give these values."""
+        clamps = {"glu-limit": self.limit, "glu-alpha": self.alpha, "glu-up-offset": self.up_offset}
+        return _settings_of_activation(self.activation) | ({} if self.is_plain else clamps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MLP(_Activated):
+    """Two projections with an activation between them, or three with a gate.
+
+    Args:
+        width: width of each input projection.
+        bias: the projections have biases.
+    """
+
+    width: int = of("mlp_width", "intermediate_size", "expansion_factor")
+    bias: bool = of("use_bias_in_mlp")
 
     @classmethod
     def read(cls, config: NeoXConfig) -> Self:
         """Return the MLP of the layers."""
         model = config.model
-        return cls(
-            width=mlp_width(config),
-            activation=_activation(model),
-            bias=model.use_bias_in_mlp,
-            **_clamps(model),
-        )
+        return cls(width=mlp_width(config), bias=model.use_bias_in_mlp, **_activated(model))
 
     def settings(self) -> Settings:
         """Return the parameters that give it."""
         return {
             "mlp-width": self.width,
-            **_settings_of_activation(self.activation),
+            **self.activation_settings(),
             "use-bias-in-mlp": self.bias,
-            **_clamp_settings(self),
         }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Experts:
+class Experts(_Activated):
     """A router, and feed-forward blocks, of which each token passes a few.
 
     Args:
         number: experts of the layer.
         chosen: experts of a token.
         width: width of each input projection of an expert.
-        activation: as in `MLP`.
         scores: the function of the router's logits; of the results the largest are chosen.
         normalized: the weights of a token's experts are divided by their sum.
         has_bias: a number per expert, which is no weight, is added to the scores for the choice alone.
@@ -260,9 +267,6 @@ class Experts:
         groups: experts are chosen from some of as many groups of neighbors; 1: from all.
         top_groups: the number of these.
         biases: the projections of experts have biases; those of the expert for all tokens have none.
-        limit: as in `MLP`, as are the next two.
-        alpha: likewise.
-        up_offset: likewise.
         shared_width: width of each input projection of an expert for all tokens; 0: there is none.
         shared_gate: the output of that is multiplied by the sigmoid of a projection of the input.
     """
@@ -270,7 +274,6 @@ class Experts:
     number: int = of("moe_num_experts")
     chosen: int = of("moe_top_k")
     width: int = of("moe_expert_width", "intermediate_size")
-    activation: str = of("activation", "openai_gelu")
     scores: str = of("moe_scores", "moe_router_type")
     normalized: bool = of("moe_normalize_weights")
     has_bias: bool = of("moe_expert_bias")
@@ -279,21 +282,8 @@ class Experts:
     groups: int = of("moe_groups", default=1)
     top_groups: int = of("moe_top_groups", default=1)
     biases: bool = of("use_bias_in_experts", default=False)
-    limit: float | None = of("glu_limit", default=None)
-    alpha: float = of("glu_alpha", default=1.0)
-    up_offset: float = of("glu_up_offset", default=0.0)
     shared_width: int = of("moe_shared_width")
     shared_gate: bool = of("moe_shared_gate")
-
-    @property
-    def is_gated(self) -> bool:
-        """True if an expert has a second input projection, whose output is activated and multiplied."""
-        return _is_gated(self.activation)
-
-    @property
-    def is_plain(self) -> bool:
-        """True if a gate is activated and multiplied, and no more."""
-        return _is_plain(self)
 
     @property
     def shared(self) -> MLP | None:
@@ -317,7 +307,6 @@ class Experts:
             number=given.moe_num_experts,
             chosen=given.moe_top_k,
             width=expert_width(config),
-            activation=_activation(config.model),
             scores=expert_scores(config),
             normalized=given.moe_normalize_weights,
             has_bias=given.moe_expert_bias,
@@ -326,7 +315,7 @@ class Experts:
             groups=given.moe_groups,
             top_groups=given.moe_top_groups if given.moe_groups > 1 else 1,
             biases=given.use_bias_in_experts,
-            **_clamps(config.model),
+            **_activated(config.model),
             shared_width=given.moe_shared_width,
             shared_gate=given.moe_shared_gate and given.moe_shared_width > 0,
         )
@@ -338,7 +327,7 @@ class Experts:
             "moe-top-k": self.chosen,
             "moe-expert-width": self.width,
             "moe-scores": self.scores,
-            **_settings_of_activation(self.activation),
+            **self.activation_settings(),
         }
         others = {
             # What sinkhorn does not have.
@@ -353,7 +342,7 @@ class Experts:
             "moe-shared-width": self.shared_width,
             "moe-shared-gate": self.shared_gate,
         }
-        return settings | {name: value for name, value in others.items() if value} | _clamp_settings(self)
+        return settings | {name: value for name, value in others.items() if value}
 
 
 Mixer = Attention | SpatialMLP
@@ -373,24 +362,10 @@ def _qk_norm(section: AttentionSection) -> Literal["head", "width", "shared"] | 
     return None if section.qk_norm == "none" else section.qk_norm
 
 
-def _is_gated(activation: str) -> bool:
-    return ACTIVATION_FACTS[activation.replace("gelu_tanh", "gelu")].is_gated
-
-
-def _clamps(model: ModelSection) -> dict[str, Any]:
-    """Return what swiglu does in addition."""
-    if model.activation != "swiglu":
-        return {"limit": None, "alpha": 1.0, "up_offset": 0.0}
-    return {"limit": model.glu_limit, "alpha": model.glu_alpha, "up_offset": model.glu_up_offset}
-
-
-def _is_plain(channel: MLP | Experts) -> bool:
-    return (channel.limit, channel.alpha, channel.up_offset) == (None, 1.0, 0.0)
-
-
-def _clamp_settings(channel: MLP | Experts) -> Settings:
-    names = {"glu-limit": channel.limit, "glu-alpha": channel.alpha, "glu-up-offset": channel.up_offset}
-    return {} if channel.is_plain else names
+def _activated(model: ModelSection) -> dict[str, Any]:
+    """Return the fields of `_Activated`; only swiglu is more than plain."""
+    clamps = {"limit": model.glu_limit, "alpha": model.glu_alpha, "up_offset": model.glu_up_offset}
+    return {"activation": _activation(model), **(clamps if model.activation == "swiglu" else {})}
 
 
 def _activation(model: ModelSection) -> str:

@@ -12,7 +12,6 @@ import selectors
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -132,8 +131,6 @@ class Agent:
         self._outbox: BackgroundQueue[_Sending] = BackgroundQueue(
             self._deliver, limit=_OUTPUT_LIMIT, loss_item=self._describe_loss, name="messages"
         )
-        self._may_send = threading.Event()
-        self._may_send.set()
         self._signals: list[int] = []
         self._orders: AgentOrders
         self._place: Place
@@ -155,8 +152,6 @@ class Agent:
             "place": self._prepare,
             "start": self._start,
             "interrupt": self._interrupt,
-            "pause": lambda message: self._may_send.clear(),
-            "resume": lambda message: self._may_send.set(),
             "stop": self._stop,
             "kill": self._kill,
             "dump": self._dump,
@@ -208,8 +203,6 @@ class Agent:
         self._outbox.put((kind, lambda: content), 0, is_kept=True, is_urgent=True)
 
     def _deliver(self, sending: _Sending) -> None:
-        # What is sent to a launcher that is suspended would fill the connection, which then is lost.
-        self._may_send.wait()
         kind, content = sending
         self._channel.send(kind, **content())
 
@@ -318,8 +311,6 @@ class Agent:
             self._send_end(workers)
 
     def _send_progress(self, workers: Workers, *, is_last: bool = False) -> None:
-        if not (self._may_send.is_set() or is_last):
-            return
         now, news, status = time.monotonic(), dict[int, int](), Message()
         if is_last or now >= self._next_progress:
             self._next_progress = now + _PROGRESS_SECONDS

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from neox_launcher.backends.base import Backend, Command, Contact, too_large
+from neox_launcher.backends.base import Backend, Command, Contact
 from neox_launcher.backends.local import LocalBackend
 from neox_launcher.backends.mpich import MPICH
 from neox_launcher.backends.mvapich import MVAPICH
@@ -11,7 +11,7 @@ from neox_launcher.backends.pdsh import PdshBackend
 from neox_launcher.backends.slurm import SlurmBackend
 from neox_launcher.backends.ssh import SshBackend
 
-__all__ = ["BACKENDS", "Backend", "Command", "Contact", "too_large"]
+__all__ = ["BACKENDS", "Backend", "Command", "Contact"]
 
 BACKENDS: Mapping[str, Backend] = {
     "local": LocalBackend(),

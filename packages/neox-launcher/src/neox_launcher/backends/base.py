@@ -1,8 +1,7 @@
 """The interface of the backends, and what several of them share."""
 
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import ClassVar
@@ -18,7 +17,6 @@ __all__ = [
     "agent_command",
     "host_file",
     "remote_command",
-    "too_large",
 ]
 
 
@@ -30,12 +28,6 @@ _SETUP = (
 )
 
 _HOST_FILE = "hosts"
-# Linux's limit for one argument or variable (MAX_ARG_STRLEN), with its final null byte.
-_LONGEST_ARGUMENT = 128 * 1024
-# Bytes that the kernel adds to each string: a terminating null byte and a pointer.
-_OVERHEAD_BYTES = 9
-# Linux's limit for all of them, also without a limit for the stack.
-_MOST_BYTES = 6 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,33 +136,3 @@ def remote_command(plan: LaunchPlan, contact: Contact, *who: str) -> list[str]:
 def host_file(contact: Contact) -> str:
     """Return the path of the file that lists the hosts; command lines cannot hold thousands of names."""
     return str(PurePath(contact.folder) / _HOST_FILE)
-
-
-def too_large(commands: Iterable[Command]) -> str | None:
-    """Return why the system cannot start one of the commands and what to do, or None if it can."""
-    most, inherited = min(os.sysconf("SC_ARG_MAX"), _MOST_BYTES), _total(_variables(os.environ))
-    for command in commands:
-        arguments = [os.fsencode(word) for word in command.argv]
-        own = _variables(command.environment)
-        longest = max(map(len, (*arguments, *own)))
-        if longest >= _LONGEST_ARGUMENT:
-            return (
-                f"launcher: an argument of {command.argv[0]} has {longest:,} bytes, but the system allows "
-                f"{_LONGEST_ARGUMENT - 1:,}; shorten launcher-args, remote-setup or remote-prefix"
-            )
-        total = _total(arguments) + _total(own) + inherited
-        if total >= most:
-            return (
-                f"launcher: the arguments and the environment of {command.argv[0]} have {total:,} bytes, but "
-                f"the system allows {most:,}; shorten launcher-args, remote-setup or "
-                "remote-prefix, unset large variables, or raise the limit with ulimit -s"
-            )
-    return None
-
-
-def _variables(environment: Mapping[str, str]) -> list[bytes]:
-    return [os.fsencode(f"{name}={value}") for name, value in environment.items()]
-
-
-def _total(strings: Iterable[bytes]) -> int:
-    return sum(len(string) + _OVERHEAD_BYTES for string in strings)

@@ -1,8 +1,8 @@
 """`python -m neox_launcher.cli` is `neox-config`."""
 
-from neox_config.interrupts import Importing
+from neox_config.interrupts import importing
 
-with Importing():
+with importing():
     from neox_launcher.cli.config import main
 
 if __name__ == "__main__":

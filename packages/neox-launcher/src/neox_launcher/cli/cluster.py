@@ -96,7 +96,7 @@ def hosts_for(config: NeoXConfig, *, devices: int | None, hostfile: str | None) 
     if devices is not None and hostfile is not None:
         raise click.UsageError("--devices and --hostfile exclude each other; give one of them")
     given = config.launch.hostfile
-    if hostfile is None and given is not None and why_not_readable(given, pipes=True) is None:
+    if hostfile is None and given is not None and why_not_readable(given) is None:
         hostfile = given
     if devices is not None or hostfile is None:
         return None

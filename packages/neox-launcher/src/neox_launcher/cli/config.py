@@ -1,7 +1,6 @@
 """The command `neox-config`: checks, shows and explains configurations, and writes their reference."""
 
 import json
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +22,6 @@ from neox_config.estimate.setup import read_vocabulary_size
 from neox_config.estimate.widths import notes_on_widths
 from neox_config.pluralize import pluralize
 from neox_config.problems import Problem, config_error
-from neox_config.read.migrate import migrate_file, replace_file
 from neox_launcher.cli.cluster import cluster_options, hosts_for, resolve_for, show_notes
 from neox_launcher.cli.completion import completion
 from neox_launcher.cli.estimate import estimate, suggest
@@ -235,44 +233,6 @@ def schedule(points: int, at: tuple[int, ...], plot: Path | None, **options: Any
     """Print and draw the learning rate, batch size, sequence length, a changing momentum and curricula."""
     resolved = _resolved(**options, requires_data=True)
     show_course(resolved, points=points, at=at, plot=plot)
-
-
-@main.command(
-    examples=("neox-config migrate old.yml > new.yml", "neox-config migrate -d configs *.yml --in-place"),
-)
-@click.argument("files", type=PATH, nargs=-1, required=True, metavar="FILE...")
-@directory_option
-@click.option(
-    "--in-place",
-    is_flag=True,
-    help="Replace the files. Default: print the new text, of one file. If a file cannot be migrated, none is "
-    "replaced.",
-)
-def migrate(files: tuple[str, ...], directory: str | None, in_place: bool) -> None:
-    """Rewrite shorthands and older spellings in files, keeping comments, order and formatting.
-
-    Each file is rewritten by itself; the files are not merged.
-    """
-    if len(files) > 1 and not in_place:
-        raise click.UsageError(
-            f"{len(files)} files cannot be printed as one; add --in-place to replace each of them, give one "
-            f"file, or print the merged values: neox-config show --changed {shlex.join(files)}"
-        )
-    migrated, refused = [], []
-    for file in files:
-        try:
-            migrated.append(migrate_file(file, directory))
-        except NeoXError as error:
-            refused.append(error)
-    if refused:
-        raise ConfigError("\n\n".join(map(str, refused)))
-    for one in migrated:
-        if in_place and one.changes:
-            replace_file(one)
-        elif not in_place:
-            click.echo(one.text, nl=False)
-        for change in one.changes or (f"{one.path}: nothing to do",):
-            click.echo(change, err=True)
 
 
 @main.command(

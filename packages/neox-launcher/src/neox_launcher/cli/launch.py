@@ -301,7 +301,7 @@ def doctor(common: tuple[Request, DryRun], /, **options: Any) -> None:
     "verify-resume",
     examples=(
         "neox-launch verify-resume small.yml --steps 5",
-        "neox-launch verify-resume small.yml --resume-set model-parallel-size=2",
+        "neox-launch verify-resume small.yml --steps 5 --resume-set model-parallel-size=2",
     ),
     exit_codes={0: "everything agrees", 1: "something differs, or a run failed"},
 )
@@ -309,6 +309,7 @@ def doctor(common: tuple[Request, DryRun], /, **options: Any) -> None:
     "--steps",
     heading=_VERIFICATION,
     type=click.IntRange(min=1),
+    required=True,
     help="Number of iterations before and after the interruption.",
 )
 @option(
@@ -318,20 +319,6 @@ def doctor(common: tuple[Request, DryRun], /, **options: Any) -> None:
     metavar="NAME=VALUE",
     help="Set one parameter of the resumed run only, for example a parallel size. --set applies to all "
     "runs. May be given several times.",
-)
-@option(
-    "--from",
-    "source",
-    heading=_VERIFICATION,
-    metavar="CHECKPOINT",
-    help="Resume from this existing checkpoint, given as a folder, name or iteration.",
-)
-@option(
-    "--to",
-    "target",
-    heading=_VERIFICATION,
-    metavar="CHECKPOINT",
-    help="Compare the result with this later checkpoint of the same run.",
 )
 @option(
     "--work-dir",
@@ -351,8 +338,7 @@ def verify(common: tuple[Request, DryRun], /, **options: Any) -> None:
 
     Trains 2 N iterations without interruption; then trains N, saves, and trains the other N in new processes.
     Compares data, losses, weights, optimizer states, counters, learning rate, loss scale and random states.
-    Starts from the latest checkpoint in `load` if there is one. With --from and --to, resumes from one
-    existing checkpoint and compares with a later one. Writes to a temporary directory only.
+    Starts from the latest checkpoint in `load` if there is one. Writes to a temporary directory only.
     """
     wanted = VerifyRequest(**{each.name: options.pop(each.name) for each in fields(VerifyRequest)})
     _launch(*_merged(common, "train", **options), wanted)

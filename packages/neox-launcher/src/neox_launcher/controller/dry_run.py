@@ -11,7 +11,7 @@ import click
 from neox_config.describe.estimate_tables import render_estimate
 from neox_config.estimate.resolved import estimate_resolved
 from neox_config.problems import list_problems
-from neox_launcher.backends import BACKENDS, Command, Contact, too_large
+from neox_launcher.backends import BACKENDS, Command, Contact
 from neox_launcher.controller.display import refuse_terminal
 from neox_launcher.plan.environment import shown_value
 from neox_launcher.plan.plan import ANY_ENDPOINT, LaunchPlan
@@ -134,5 +134,5 @@ def _refusal_reasons(plan: LaunchPlan) -> list[str]:
     is_shown = plan.program == "train" and not config.autotuning.autotuning.enabled
     terminal = refuse_terminal(config.launch.terminal) if is_shown else None
     missing = None if _is_for_later(plan) else backend.missing()
-    reasons = (missing, backend.refuses(plan), too_large(_planned_commands(plan)), terminal)
+    reasons = (missing, backend.refuses(plan), terminal)
     return [*listed, *(reason for reason in reasons if reason)]

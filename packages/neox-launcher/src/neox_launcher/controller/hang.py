@@ -58,14 +58,6 @@ class HangWatch:
             self.iteration = max(iteration, self.iteration or 0)
         self._reported[rank] = (iteration, now)
 
-    def excuse(self, seconds: float) -> None:
-        """Leave out a time in which this process could not receive reports."""
-        self._started = None if self._started is None else self._started + seconds
-        self._begun = None if self._begun is None else self._begun + seconds
-        self._reported = {
-            rank: (iteration, when + seconds) for rank, (iteration, when) in self._reported.items()
-        }
-
     def forget(self, ranks: Sequence[int]) -> None:
         """Stop watching ranks that have ended."""
         for rank in ranks:

@@ -4,6 +4,7 @@ They run in separate sessions, so that Ctrl-C in the terminal reaches only the l
 until all agents have connected, because it explains why one has not; after that it goes to stderr.
 """
 
+import errno
 import os
 import selectors
 import signal
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from neox_config.errors import LaunchError
-from neox_launcher.backends.base import Command, too_large
+from neox_launcher.backends.base import Command
 from neox_launcher.controller.terminal import pass_on
 from neox_launcher.protocol.stop_signals import warning_blocked
 
@@ -34,15 +35,12 @@ class StartCommands:
         shares_terminal: the commands read and write the terminal of the launcher.
 
     Raises:
-        LaunchError: a command is too large or cannot be started.
+        LaunchError: a command cannot be started.
     """
 
     def __init__(
         self, commands: Sequence[Command], selector: selectors.BaseSelector, *, shares_terminal: bool
     ) -> None:
-        reason = too_large(commands)
-        if reason is not None:
-            raise LaunchError(reason)
         self._selector, self._shares_terminal = selector, shares_terminal
         self._kept: dict[int, bytes] = {}
         self._is_talking = False
@@ -54,7 +52,8 @@ class StartCommands:
                 self._of_host[command.host_number].append(len(self._processes) - 1)
         except OSError as error:
             self.end()
-            raise LaunchError(f"{command.argv[0]} cannot be started: {error.strerror}") from error
+            remedy = "; shorten launcher-args, remote-setup or remote-prefix" * (error.errno == errno.E2BIG)
+            raise LaunchError(f"{command.argv[0]} cannot be started: {error.strerror}{remedy}") from error
 
     def _start(self, command: Command) -> None:
         for path, content in command.files.items():

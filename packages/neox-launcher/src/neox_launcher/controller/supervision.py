@@ -5,7 +5,6 @@ receives its orders. If a worker dies, the ranks on other hosts would wait for i
 out, for up to half an hour. The main loop ends them within seconds.
 """
 
-import os
 import selectors
 import signal
 import sys
@@ -63,8 +62,6 @@ _SAME_REQUEST_SECONDS = 3.0
 _REPEAT_SECONDS = 1.0
 # Requests to interrupt a reply that an agent may leave unanswered.
 _MOST_UNANSWERED = 2
-# A turn of the main loop takes less, unless this process was stopped.
-_DELAY_SECONDS = 5.0
 _LOCAL_ADDRESS = "127.0.0.1"
 
 
@@ -151,8 +148,6 @@ class _Launch:
         self._other_versions: dict[str, str] = {}
         self._facts: dict[int, Mapping[str, Any]] = {}
         self._signals: list[int] = []
-        self._is_suspending = False
-        self._turned_at = time.monotonic()
         self._num_handled_signals = 0
         self._interrupts_received = self._interrupts_sent = self._interrupts_answered = 0
         self._relayed: tuple[int, float] | None = None
@@ -192,10 +187,9 @@ class _Launch:
     @contextmanager
     def listening_to_signals(self) -> Iterator[None]:
         """Record stop signals instead of being ended by them."""
-        # SIGHUP (a lost connection) is a request to stop.
-        can_suspend = signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL
-        numbers = (*STOP_SIGNALS, signal.SIGTSTP) if can_suspend else STOP_SIGNALS
-        with handling(self._remember, *numbers):
+        # SIGHUP (a lost connection) is a request to stop. A launcher that Ctrl-Z stopped would not read what
+        # agents send, until the connections are lost.
+        with handling(self._remember, *STOP_SIGNALS), handling(lambda number, frame: None, signal.SIGTSTP):
             mask = unblock_warning()
             try:
                 yield
@@ -203,9 +197,7 @@ class _Launch:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGTSTP:
-            self._is_suspending = True
-        elif number == signal.SIGINT and self._may_interrupt_reply:
+        if number == signal.SIGINT and self._may_interrupt_reply:
             self._interrupts_received += 1
         elif not self._is_same_request(number):
             self._signals.append(number)
@@ -280,11 +272,7 @@ class _Launch:
         return judge(self._failures, self._signals, stops_regularly=self._orders.is_server)
 
     def _turn(self, tools: StartCommands) -> None:
-        if self._is_suspending:
-            self._suspend()
-        ready = self._selector.select(timeout=_POLL_SECONDS)
-        self._excuse_delay()  # before any timeout is looked at
-        for key, _ in ready:
+        for key, _ in self._selector.select(timeout=_POLL_SECONDS):
             key.data()
         self._listener.tick()
         wait_for_slow_readers()
@@ -303,36 +291,6 @@ class _Launch:
         if self._killed_at is not None and time.monotonic() - self._killed_at > _KILL_SECONDS:
             return True
         return self._agents.have_ended if self._is_started else self._killed_at is not None
-
-    # Suspending
-
-    def _suspend(self) -> None:
-        """Stop this process until it is continued (fg, bg); the workers continue."""
-        self._is_suspending = False
-        print_message("\nneox-launch is suspended; the workers continue, fg or bg shows their output\n")
-        self._display.close()
-        settle_output()
-        self._agents.send_all("pause")
-        # By the default action, which the kernel leaves out if no shell could continue this process.
-        handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTSTP)
-        signal.signal(signal.SIGTSTP, handler)
-        self._agents.send_all("resume")
-
-    def _excuse_delay(self) -> None:
-        """Leave the time in which this process was stopped out of all timeouts."""
-        now = time.monotonic()
-        delay, self._turned_at = now - self._turned_at, now
-        if delay < _DELAY_SECONDS:
-            return
-        self._hang.excuse(delay)
-        self._start_by += delay
-        if self._dump_by is not None:
-            self._dump_by += delay
-        if self._trouble_at is not None:
-            self._trouble_at = min(now, self._trouble_at + delay)
-        if self._killed_at is not None:
-            self._killed_at = min(now, self._killed_at + delay)
 
     # Starting
 

@@ -6,8 +6,7 @@ these two processes have for this direction. Lines that were injected, changed, 
 back are refused. Messages are not encrypted and, like the traffic of torch, require a trusted network.
 
 The kernel detects a peer that disappears (a dead host, a cut link) within `SILENCE_SECONDS`. For a process
-that is only stopped (SIGSTOP) the kernel keeps the connection alive until its receive buffer is full; before
-Ctrl-Z stops the launcher, it therefore asks the agents to send nothing.
+that is only stopped (SIGSTOP) the kernel keeps the connection alive until its receive buffer is full.
 """
 
 import hmac

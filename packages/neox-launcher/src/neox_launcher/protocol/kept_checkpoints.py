@@ -4,12 +4,10 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
-from neox_config import Resolved
-from neox_config.errors import ConfigError, LaunchError
+from neox_config.errors import LaunchError
 from neox_config.facts.checkpoints import (
     LATEST,
     MANIFEST,
@@ -19,9 +17,8 @@ from neox_config.facts.checkpoints import (
     iteration_of,
 )
 from neox_config.facts.stores import is_url
-from neox_config.spec.resume import IN_EFFECT, compare, flat_values, in_effect
 
-__all__ = ["KeptCheckpoint", "changed_parameters", "find_kept", "latest_kept"]
+__all__ = ["KeptCheckpoint", "find_kept", "latest_kept"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,15 +28,11 @@ class KeptCheckpoint:
     Args:
         path: absolute path of its folder.
         iteration: number of completed iterations.
-        config: flat parameter name to value of the run that wrote it.
-        sizes: data-, model- and pipe-parallel sizes of that run.
         training: state of the training loop.
     """
 
     path: Path
     iteration: int
-    config: Mapping[str, Any]
-    sizes: tuple[int, int, int]
     training: Mapping[str, Any]
 
 
@@ -104,39 +97,6 @@ def latest_kept(folder: str | None) -> KeptCheckpoint | None:
     )
 
 
-def changed_parameters(kept: KeptCheckpoint, resolved: Resolved) -> list[str]:
-    """List the parameters whose change makes a run compute something else than a checkpoint's run.
-
-    Values derived from tokenizer files are checked by the workers, which read these files.
-
-    Args:
-        kept: the checkpoint.
-        resolved: current configuration.
-
-    Returns:
-        `NAME: OLD in the checkpoint, NEW in this run` for each parameter.
-
-    Raises:
-        LaunchError: the checkpoint's configuration is damaged, or cannot be compared.
-    """
-    in_use = in_effect(resolved)
-    here = flat_values(resolved.config) | {IN_EFFECT: in_use}
-    try:
-        changes = compare(kept.config, here, devices=prod(kept.sizes))
-    except ConfigError as error:
-        raise LaunchError(
-            f"{kept.path / MANIFEST} is damaged ({error}); use another checkpoint", code="damaged-manifest"
-        ) from error
-    if changes.unknown is not None:
-        raise LaunchError(
-            f"{kept.path} was written by another version, and its configuration cannot be compared: "
-            f"{changes.unknown}; use a checkpoint that this version wrote",
-            code="other-version",
-        )
-    labels = {label for values in in_use.values() for label in values}
-    return [str(change) for change in changes.model + changes.training if change.label in labels]
-
-
 def _names(folders: list[Path]) -> list[str]:
     """Return the names of complete checkpoints, the earliest first."""
     try:
@@ -152,12 +112,9 @@ def _read(path: Path) -> KeptCheckpoint:
     manifest = path / MANIFEST
     try:
         contents = json.loads(manifest.read_text(encoding="utf-8"))["contents"]
-        layout = contents["layout"]
         return KeptCheckpoint(
             path=path,
             iteration=int(contents["iteration"]),
-            config=dict(contents["config"]),
-            sizes=(int(layout["data"]), int(layout["model"]), int(layout["pipe"])),
             training=dict(contents.get("training", {})),
         )
     except OSError as error:

@@ -56,8 +56,6 @@ TO_AGENT: Mapping[str, Mapping[str, Any]] = {
     "place": {"place": dict[str, Any]},
     "start": {"master_addr": str, "master_port": int},
     "interrupt": {},
-    "pause": {},
-    "resume": {},
     "stop": {"number": int},
     "kill": {},
     "dump": {},

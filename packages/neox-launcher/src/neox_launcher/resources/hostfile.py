@@ -1,18 +1,13 @@
 """Reads hostfiles: one host per line with its number of slots, as in `worker-1 slots=4`."""
 
-import errno
 import ipaddress
-import os
 import re
-import select
-import stat
-import time
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
 from neox_config.errors import HostfileError
 from neox_config.facts.hosts import MOST_SLOTS
+from neox_config.files import why_not_readable
 from neox_launcher.resources.host import Host, some_lines
 
 __all__ = ["address_of", "host_key", "is_host_name", "parse_hostfile", "read_hostfile", "shortened"]
@@ -23,7 +18,6 @@ _LINE = re.compile(r"(?P<name>\S+)\s+slots\s*=\s*(?P<slots>[0-9]+)(\s+max[_-]slo
 _ADDRESS = re.compile(r"[0-9.]+|[^:]*:.*")
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?")
 _SHOWN = 20
-_PIPE_SECONDS, _PIPE_BYTES = 10.0, 2**16
 _LONGEST = 80
 _EXAMPLE = "write NAME slots=NUMBER, as in: worker-1 slots=8"
 
@@ -35,36 +29,13 @@ def read_hostfile(path: str | Path) -> tuple[Host, ...]:
         HostfileError: the file cannot be read, or one of its lines is invalid.
     """
     try:
-        status = os.stat(path)
-        if stat.S_ISFIFO(status.st_mode):
-            content = _read_pipe(str(path), status.st_dev, status.st_ino)
-        else:
-            content = Path(path).read_bytes()
-        text = content.decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise HostfileError(
-            f"hostfile: {path} cannot be read ({reason}); {_EXAMPLE}, one host per line", code="not-readable"
-        ) from error
+        reason = why_not_readable(path)
+        text = "" if reason else Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        reason = "is not text"
+    if reason is not None:
+        raise HostfileError(f"hostfile: {path} {reason}; {_EXAMPLE}, one host per line", code="not-readable")
     return parse_hostfile(text, str(path))
-
-
-@cache
-def _read_pipe(path: str, device: int, inode: int) -> bytes:
-    """Return what is written to a pipe, such as bash's <(...); one launch may plan several times.
-
-    Raises:
-        OSError: no process writes to it, or it is not closed in time.
-    """
-    content, until = b"", time.monotonic() + _PIPE_SECONDS
-    # Opening a pipe that no process writes to would block.
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as file:
-        while select.select([file], [], [], max(0.0, until - time.monotonic()))[0]:
-            part = file.read(_PIPE_BYTES)
-            if not part:
-                return content
-            content += part
-    raise OSError(errno.ETIMEDOUT, f"the pipe was not closed within {_PIPE_SECONDS:g} s")
 
 
 def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:

@@ -92,7 +92,7 @@ def find_pool(
 def missing_hostfile(config: NeoXConfig) -> Problem | None:
     """Return the problem of a configured hostfile that does not exist or cannot be read on this machine."""
     path = config.launch.hostfile
-    reason = None if path is None else why_not_readable(path, pipes=True)
+    reason = None if path is None else why_not_readable(path)
     if reason is None:
         return None
     remedy = (

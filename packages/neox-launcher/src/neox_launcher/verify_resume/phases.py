@@ -6,7 +6,6 @@ from pathlib import Path
 
 from neox_config import NeoXConfig, Resolved
 from neox_config.facts.checkpoints import LATEST, checkpoint_name
-from neox_config.facts.records import RECORD
 from neox_config.pluralize import pluralize
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.resuming import resumed_from
@@ -19,9 +18,7 @@ __all__ = [
     "Phase",
     "Span",
     "comparison_plan",
-    "kept_side",
-    "phase_between_kept",
-    "phases_from_start",
+    "phases_of",
     "side_of",
     "titles",
 ]
@@ -42,11 +39,6 @@ class Span:
     start: int
     middle: int
     end: int
-
-    @property
-    def steps(self) -> int:
-        """Iterations after the interruption."""
-        return self.end - self.middle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,20 +63,17 @@ class Phase:
         return _end(self.folder, self.last)
 
 
-def titles(span: Span, source: KeptCheckpoint | None, target: KeptCheckpoint | None) -> list[str]:
-    """Return descriptions of the runs: one that ends at an existing checkpoint, or all three."""
-    resumed = f"{pluralize(span.steps, 'iteration')}, resumed at iteration {span.middle:,}"
-    if target is not None:
-        return [f"{resumed}, and compared with {target.path}"]
+def titles(span: Span, source: KeptCheckpoint | None) -> list[str]:
+    """Return descriptions of the three runs."""
     origin = "new weights" if source is None else source.path.name
     return [
         f"{pluralize(span.end - span.start, 'iteration')} without interruption, from {origin}",
         f"{pluralize(span.middle - span.start, 'iteration')}, then save",
-        resumed,
+        f"{pluralize(span.end - span.middle, 'iteration')}, resumed at iteration {span.middle:,}",
     ]
 
 
-def phases_from_start(
+def phases_of(
     plan: LaunchPlan,
     resumed: LaunchPlan,
     *,
@@ -104,7 +93,7 @@ def phases_from_start(
         evaluates: evaluate as configured.
     """
     load = None if source is None else _link_to(source.path, folder / "start")
-    whole, part, rest = titles(span, source, None)
+    whole, part, rest = titles(span, source)
     for name, last, title in (("uninterrupted", span.end, whole), ("interrupted", span.middle, part)):
         own = folder / name
         config = _for_phase(plan.resolved.config, own, span=span, last=last, evaluates=evaluates)
@@ -113,34 +102,13 @@ def phases_from_start(
         recording = _recording(plan, config, own, span.middle, snapshot)
         yield Phase(title=title, plan=recording, folder=own, last=last)
     saved = str(folder / "interrupted" / "checkpoints")
-    yield _resumed(resumed, folder / "resumed", title=rest, load=saved, span=span, evaluates=evaluates)
+    own = folder / "resumed"
+    config = _for_phase(resumed.resolved.config, own, span=span, last=span.end, evaluates=evaluates)
+    recording = _recording(resumed, resumed_from(config, saved), own, span.middle, own / "middle")
+    yield Phase(title=rest, plan=recording, folder=own, last=span.end)
 
 
-def phase_between_kept(
-    resumed: LaunchPlan,
-    *,
-    span: Span,
-    source: KeptCheckpoint,
-    target: KeptCheckpoint,
-    folder: Path,
-    evaluates: bool,
-) -> Phase:
-    """Return the one run that resumes from an existing checkpoint up to the iteration of a later one.
-
-    Args:
-        resumed: plan of the resumed run, possibly with another layout.
-        span: iterations to compare.
-        source: the earlier checkpoint.
-        target: the later one.
-        folder: folder for all files.
-        evaluates: evaluate as configured.
-    """
-    load = _link_to(source.path, folder / "start")
-    (title,) = titles(span, source, target)
-    return _resumed(resumed, folder / "resumed", title=title, load=load, span=span, evaluates=evaluates)
-
-
-def side_of(folder: Path, span: Span, *, last: int, has_middle: bool) -> Side:
+def side_of(folder: Path, span: Span, *, last: int, has_middle: bool = True) -> Side:
     """Return the files of the run of a phase."""
     return Side(
         record=str(folder / "record"),
@@ -151,13 +119,6 @@ def side_of(folder: Path, span: Span, *, last: int, has_middle: bool) -> Side:
 
 def _end(folder: Path, last: int) -> Path:
     return folder / "checkpoints" / checkpoint_name(last)
-
-
-def kept_side(source: KeptCheckpoint, target: KeptCheckpoint, config: NeoXConfig) -> Side:
-    """Return the files of a run that has saved two checkpoints."""
-    log_dir = config.logging.log_dir
-    metrics = None if log_dir is None else str(Path(log_dir).absolute() / RECORD)
-    return Side(middle=str(source.path), end=str(target.path), metrics=metrics)
 
 
 def comparison_plan(plan: LaunchPlan, comparison: Comparison) -> LaunchPlan:
@@ -172,13 +133,6 @@ def comparison_plan(plan: LaunchPlan, comparison: Comparison) -> LaunchPlan:
         environment={**plan.environment, **comparison.as_variables()},
         max_restarts=0,
     )
-
-
-def _resumed(plan: LaunchPlan, folder: Path, *, title: str, load: str, span: Span, evaluates: bool) -> Phase:
-    config = _for_phase(plan.resolved.config, folder, span=span, last=span.end, evaluates=evaluates)
-    config = resumed_from(config, load)
-    recording = _recording(plan, config, folder, span.middle, folder / "middle")
-    return Phase(title=title, plan=recording, folder=folder, last=span.end)
 
 
 def _for_phase(config: NeoXConfig, folder: Path, *, span: Span, last: int, evaluates: bool) -> NeoXConfig:
@@ -209,7 +163,7 @@ def _for_phase(config: NeoXConfig, folder: Path, *, span: Span, last: int, evalu
                 log_dir=str(folder / "log"),
                 tensorboard_dir=None,
                 use_wandb=False,
-                log_interval=max(1, span.steps // _LOGGED_PARTS),
+                log_interval=max(1, (span.end - span.middle) // _LOGGED_PARTS),
                 profile=False,
                 memory_profiling=False,
             ),

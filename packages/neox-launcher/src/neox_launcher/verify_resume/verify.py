@@ -25,17 +25,15 @@ from neox_launcher.controller.terminal import print_message
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.planning import Request, plan_launch
 from neox_launcher.protocol.exit_codes import SIGNALLED
-from neox_launcher.protocol.kept_checkpoints import KeptCheckpoint, changed_parameters, find_kept, latest_kept
+from neox_launcher.protocol.kept_checkpoints import KeptCheckpoint, latest_kept
 from neox_launcher.protocol.outcome import Outcome
 from neox_launcher.protocol.stop_signals import handling, signals_blocked
-from neox_launcher.protocol.verification import Answer, Comparison, Side
+from neox_launcher.protocol.verification import Answer, Comparison
 from neox_launcher.verify_resume.phases import (
     Phase,
     Span,
     comparison_plan,
-    kept_side,
-    phase_between_kept,
-    phases_from_start,
+    phases_of,
     side_of,
     titles,
 )
@@ -55,19 +53,15 @@ class VerifyRequest:
     """The options of `verify-resume`.
 
     Args:
-        steps: iterations before and after the interruption; None with existing checkpoints.
+        steps: iterations before and after the interruption.
         resume_set: settings as `name=value` for the resumed run only.
-        source: existing checkpoint to resume from; None to train up to the interruption first.
-        target: existing later checkpoint to compare with.
         work_dir: folder for temporary files; None for the default.
         keep: do not remove the temporary files.
         evaluate: evaluate as configured.
     """
 
-    steps: int | None = None
+    steps: int
     resume_set: tuple[str, ...] = ()
-    source: str | None = None
-    target: str | None = None
     work_dir: str | None = None
     keep: bool = False
     evaluate: bool = False
@@ -81,7 +75,6 @@ class _Job:
     resumed: LaunchPlan
     span: Span
     source: KeptCheckpoint | None
-    target: KeptCheckpoint | None
     rounding: str | None
     same_sizes: bool
 
@@ -143,9 +136,8 @@ def _plan_job(request: Request, plan: LaunchPlan, wanted: VerifyRequest) -> _Job
         resumed = plan_launch(replace(request, resume_overrides=wanted.resume_set))
     _refuse_another_training(plan, resumed)
     _refuse_incomplete_checkpoints(plan.resolved.config)
-    is_kept = wanted.source is not None or wanted.target is not None
-    source, target, span = (_kept_span if is_kept else _new_span)(plan.resolved, wanted)
-    same_sizes = _sizes(resumed) == (_sizes(plan) if target is None else target.sizes)
+    source, span = _new_span(plan.resolved, wanted)
+    same_sizes = _sizes(resumed) == _sizes(plan)
     has_changed = bool(wanted.resume_set) or not same_sizes
     precisions = {plan.resolved.run.precision.computes_in, resumed.resolved.run.precision.computes_in}
     if not same_sizes:
@@ -155,20 +147,13 @@ def _plan_job(request: Request, plan: LaunchPlan, wanted: VerifyRequest) -> _Job
         resumed=resumed,
         span=span,
         source=source,
-        target=target,
         rounding=max(precisions, key=_PRECISIONS.index) if has_changed else None,
         same_sizes=same_sizes,
     )
 
 
-def _new_span(
-    resolved: Resolved, wanted: VerifyRequest
-) -> tuple[KeptCheckpoint | None, KeptCheckpoint | None, Span]:
+def _new_span(resolved: Resolved, wanted: VerifyRequest) -> tuple[KeptCheckpoint | None, Span]:
     config = resolved.config
-    if wanted.steps is None:
-        raise LaunchError(
-            "verify-resume requires --steps N, or --from and --to with two existing checkpoints"
-        )
     source = latest_kept(config.checkpoint.load)
     start = 0 if source is None or config.checkpoint.finetune else source.iteration
     left = config.training.iterations - start
@@ -179,48 +164,7 @@ def _new_span(
             f"--steps {wanted.steps:,} trains {2 * wanted.steps:,} iterations, but train-iters leaves only "
             f"{left:,}{after}: {fitting}set a larger train-iters (--set train-iters=...)"
         )
-    return source, None, Span(start=start, middle=start + wanted.steps, end=start + 2 * wanted.steps)
-
-
-def _kept_span(
-    resolved: Resolved, wanted: VerifyRequest
-) -> tuple[KeptCheckpoint | None, KeptCheckpoint | None, Span]:
-    config = resolved.config
-    if wanted.source is None or wanted.target is None:
-        raise LaunchError(
-            "--from and --to must be given together: a checkpoint and a later one of the same run"
-        )
-    if wanted.steps is not None:
-        raise LaunchError(
-            "--steps cannot be combined with --from and --to, which set the iterations; remove --steps"
-        )
-    folders = (config.checkpoint.save, config.checkpoint.load)
-    source = find_kept(wanted.source, folders, option="--from")
-    target = find_kept(wanted.target, folders, option="--to")
-    if source.iteration >= target.iteration:
-        raise LaunchError(
-            f"--from is at iteration {source.iteration:,} and --to at {target.iteration:,}: "
-            "--to must be the later checkpoint"
-        )
-    for kept in (source, target):
-        changed = changed_parameters(kept, resolved)
-        if changed:
-            raise LaunchError(
-                f"{kept.path} was written with another configuration: {'; '.join(changed)}; use the "
-                "configuration of that run (--resume-set changes the resumed run only)"
-            )
-    if target.iteration > config.training.iterations:
-        raise LaunchError(
-            f"{target.path} is at iteration {target.iteration:,}, but train-iters is "
-            f"{config.training.iterations:,}; set train-iters to the value of the run that wrote it"
-        )
-    if source.training.get("left_out", []) != target.training.get("left_out", []):
-        raise LaunchError(
-            f"a rollback between {source.path} and {target.path} left out samples, on which a run "
-            "resumed from the earlier one would train; choose two checkpoints without a rollback in between",
-            code="rollback",
-        )
-    return source, target, Span(start=source.iteration, middle=source.iteration, end=target.iteration)
+    return source, Span(start=start, middle=start + wanted.steps, end=start + 2 * wanted.steps)
 
 
 def _refuse_another_training(plan: LaunchPlan, resumed: LaunchPlan) -> None:
@@ -268,7 +212,7 @@ def _sizes(plan: LaunchPlan) -> tuple[int, int, int]:
 
 def _show(job: _Job, form: Form) -> Outcome:
     if form == "text":
-        for number, title in enumerate(titles(job.span, job.source, job.target), 1):
+        for number, title in enumerate(titles(job.span, job.source), 1):
             click.echo(f"training {number}: {title}")
         click.echo("")
     # The runs are shown as plain lines, whatever `terminal` requests.
@@ -335,10 +279,7 @@ def _carry_out(
         _StoppedError: a run failed before there was something to compare, or was stopped.
     """
     settings: dict[str, Any] = {"span": job.span, "folder": folder, "evaluates": wanted.evaluate}
-    if job.target is not None and job.source is not None:
-        phases = [phase_between_kept(job.resumed, source=job.source, target=job.target, **settings)]
-    else:
-        phases = list(phases_from_start(job.plan, job.resumed, source=job.source, **settings))
+    phases = list(phases_of(job.plan, job.resumed, source=job.source, **settings))
     resumed = _train(phases, run)
     print_message("\ncomparing\n")
     answer = _compare(job, folder, wanted, run)
@@ -392,15 +333,10 @@ def _train(phases: list[Phase], run: Callable[[LaunchPlan], Outcome]) -> Outcome
 
 def _comparison(job: _Job, folder: Path, wanted: VerifyRequest) -> Comparison:
     span = job.span
-    if job.target is not None and job.source is not None:
-        expected, interrupted = kept_side(job.source, job.target, job.config), Side()
-    else:
-        expected = side_of(folder / "uninterrupted", span, last=span.end, has_middle=True)
-        interrupted = side_of(folder / "interrupted", span, last=span.middle, has_middle=False)
     return Comparison(
-        expected=expected,
-        interrupted=interrupted,
-        resumed=side_of(folder / "resumed", span, last=span.end, has_middle=True),
+        expected=side_of(folder / "uninterrupted", span, last=span.end),
+        interrupted=side_of(folder / "interrupted", span, last=span.middle, has_middle=False),
+        resumed=side_of(folder / "resumed", span, last=span.end),
         start=span.start,
         middle=span.middle,
         end=span.end,

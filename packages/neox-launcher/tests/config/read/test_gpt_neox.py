@@ -1,7 +1,6 @@
 """Configuration files and argument names of GPT-NeoX: data/gpt_neox_*.json name their source and commit."""
 
 import json
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from neox_config.errors import ConfigError
 from neox_config.estimate.parameters import count_parameters
 from neox_config.names import answer, answers
 from neox_config.read.load import _all_names
-from neox_config.read.migrate import migrate_text
 from support.refusals import refused, shows
 
 DATA = Path(__file__).parents[2] / "data"
@@ -80,22 +78,16 @@ def text_of(name):
     return "{\n" + ",\n".join(rows) + "\n}\n"
 
 
-@cache
-def migrated(name):
-    """Return a file after its migration, and the changes."""
-    return migrate_text(text_of(name), name)
-
-
 @pytest.fixture
 def written(tmp_path):
     """Return a function that writes files of GPT-NeoX and returns their paths."""
 
-    def write(*names, text=text_of):
+    def write(*names):
         paths = []
         for name in names:
             path = tmp_path / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text(name))
+            path.write_text(text_of(name))
             paths.append(path)
         return paths
 
@@ -142,21 +134,6 @@ def parameters_of(written, name, *overrides):
     resolved = resolve(config, devices=max(1, config.parallelism.model_parallel_size))
     entries = resolved.model.embedding.entries(32_000)
     return sum(count_parameters(resolved.model, entries).values())
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_migration_is_idempotent(name):
-    text, _ = migrated(name)
-    assert migrate_text(text, name) == (text, [])
-
-
-@pytest.mark.parametrize("name", sorted(FILES.keys() - REFUSED.keys()))
-def test_a_migrated_file_is_the_same_configuration(written, name):
-    names = [name, *TOGETHER.get(name, [])]
-    before = load_config(written(*names))
-    after = load_config(written(*names, text=lambda each: migrated(each)[0]))
-    assert after == before
-    assert {note.name for note in after.notices}.isdisjoint(answers("computed", "retired", "features"))
 
 
 def outcome(load, name, value):
@@ -304,18 +281,3 @@ def test_a_note_gives_both_widths_of_a_gated_block(load):
     assert "22,016" in note.what
     assert "mlp-width: 11008" in note.remedy
     assert load("intermediate-size: 300").notices == ()
-
-
-def test_migration_translates_checkpoints_that_become_rarer():
-    text = "checkpoint_scale: log  # rarer\ncheckpoint_factor: 2\nuse_shared_fs: true\n"
-    text, changes = migrate_text(text, "a.yml")
-    assert text == "# rarer\nsave_growth: 2\n"
-    assert shows(changes, "use_shared_fs", "->")
-
-
-def test_migration_leaves_nothing_of_a_block_of_extra_arguments():
-    text = "deepspeed_extra_args:\n  gas: 4\n  comms_logger:\n    verbose: true\n    debug: true\n"
-    text, changes = migrate_text(text, "a.yml")
-    assert text == "gradient-accumulation-steps: 4\ncomms-logger: {debug: true, verbose: true}\n"
-    assert changes[-1] == "deepspeed_extra_args -> removed: it has no effect"
-    assert migrate_text(text, "a.yml") == (text, [])

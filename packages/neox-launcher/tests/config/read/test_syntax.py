@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from neox_config.read.reading import compose
+from neox_config.read.reading import _Loader
 from neox_config.read.syntax import explain_syntax, lines_of
 
 # text -> line, part of the explanation, part of the remedy
@@ -32,7 +32,7 @@ SLIPS = [
 @pytest.mark.parametrize(("text", "line", "what", "remedy"), SLIPS)
 def test_a_syntax_error_is_reported_at_its_line(text, line, what, remedy):
     with pytest.raises(yaml.MarkedYAMLError) as error:
-        compose(text)
+        yaml.compose(text, Loader=_Loader)
     found = explain_syntax(error.value)
     assert found[0] == line
     assert what in found[1]

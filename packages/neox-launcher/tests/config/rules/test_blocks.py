@@ -46,7 +46,7 @@ EXAMPLES = {
         "curriculum_learning.max_difficulty", []),
     "compression_says_what_it_compresses": (f"{COMPRESSION}.row_pruning.different_groups=null",
         f"{COMPRESSION}.row_pruning.different_groups", []),
-    "averages_are_not_compressed": ("ema_decay=0.9", "ema_decay", []),
+    "compressed_layers_are_plain: averages": ("ema_decay=0.9", "ema_decay", []),
     "bits_do_not_grow": (f"{COMPRESSION}.weight_quantization.different_groups.wq1.params.target_bits=9",
         f"{COMPRESSION}.weight_quantization.different_groups.wq1.params.target_bits", ["8"]),
     "fp32_weights_are_quantized_forward": (
@@ -58,13 +58,13 @@ EXAMPLES = {
     "compression_groups_are_disjoint": (
         f"{COMPRESSION}.weight_quantization.different_groups.wq2.modules=['*']",
         f"{COMPRESSION}.weight_quantization.different_groups.wq2.modules", []),
-    "experts_are_not_compressed": (
+    "compressed_layers_are_plain: experts": (
         ["moe_num_experts=4", *OTHER_PARTS_OFF,
          f"{COMPRESSION}.layer_reduction.enabled=false", "data_efficiency.enabled=false",
          "eigenvalue.enabled=false"], f"{COMPRESSION}.weight_quantization.shared_parameters.enabled", []),
     "compressed_layers_are_plain": (
         ["lora_rank=2", "lora_base=x", f"{COMPRESSION}.layer_reduction.enabled=false"], "lora_rank", []),
-    "compression_has_whole_weights": (
+    "compressed_layers_are_plain: partitioned": (
         ["engine=deepspeed", "zero_optimization.stage=2", "eigenvalue.enabled=false"],
         "zero_optimization.stage", []),
     "few_bits_are_rounded_to_the_nearest": (

@@ -295,7 +295,8 @@ EXAMPLES = {
     "embeddings_have_a_width": ("objective: ict", "ict_head_size", [], "objective: ict\nict-head-size: 128"),
     "samples_of_retrieval_are_blocks": ("objective: ict\nict-head-size: 128\npack-impl: unpacked",
         "pack_impl", [], "objective: ict\nict-head-size: 128\npack-impl: packed"),
-    "blocks_have_room": ("objective: ict\nict-head-size: 128\n--set seq-length=4", "seq_length", ["8"],
+    "samples_of_retrieval_are_blocks: room": (
+        "objective: ict\nict-head-size: 128\n--set seq-length=4", "seq_length", ["8"],
         "objective: ict\nict-head-size: 128\n--set seq-length=8"),
     "towers_are_not_compressed": (
         "objective: ict\nict-head-size: 8\neigenvalue: {enabled: true, layer_name: layers, layer_num: 4}",
@@ -351,7 +352,7 @@ EXAMPLES = {
         [], "adlr-autoresume-service: userlib.auto_resume:AutoResume"),
     "gradients_are_read_before_the_update: spikes": ("engine: deepspeed\non-spike: skip\nzero-stage: 1",
         "on_spike", [], "on-spike: skip\nzero-stage: 1"),
-    "a_rollback_requires_checkpoints": ("on-spike: rollback", "on_spike", [],
+    "checkpoints_are_saved_locally_first: rollback": ("on-spike: rollback", "on_spike", [],
         "on-spike: rollback\nsave: somewhere\nsave-interval: 10"),
     "profiled_iterations_are_in_order": ("profile: true\nlog-dir: logs\nprofile-step-stop: 9",
         "profile_step_stop", ["10", "10"], "memory-profiling: true\nlog-dir: logs\nprofile-step-stop: 9"),

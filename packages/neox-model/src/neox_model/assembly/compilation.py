@@ -7,7 +7,7 @@ The trial runs all layers of this rank forward and backward as in training, and 
 compiler that fails therefore fails here, where `auto` can continue without it, and no iteration waits for the
 compiler. Ranks that split a layer's matrices run it together; they are on one host, so that the compiler
 fails for all of them or for none. Data-parallel ranks do not wait for each other: weights that they partition
-are whole during the trial.
+are whole during the trial, and tokens stay on their rank, where other experts than theirs compute them.
 """
 
 import logging
@@ -27,7 +27,7 @@ from neox_model.assembly.choices import DTYPES, all_ranks_agree
 from neox_model.assembly.compiler_cache import private_compiler_cache
 from neox_model.errors import ModelError
 from neox_model.layers.attention import flex, parallel_attention
-from neox_model.layers.experts import Router, blocks, dispatch
+from neox_model.layers.experts import Experts, Router, blocks, dispatch
 from neox_model.layers.residual_layer import ResidualLayer
 from neox_model.parallel import collectives, random, sequence
 from neox_model.parallel.groups import Groups
@@ -129,15 +129,28 @@ class _Trial:
 
     def eager_seconds(self) -> float:
         """Return the seconds of a micro-batch, forward and backward, with the layers as they are."""
-        with gathered(self._model), _kept_buffers(self.layers):
+        with self._apart():
             return self._in_training(self._seconds)
 
     def compile(self, backend: str) -> _Found:
         """Compile all layers, and compare their output and speed with those before."""
         if not self.layers:
             return _Found()
-        with gathered(self._model), _kept_buffers(self.layers):
+        with self._apart():
             return self._compiled(backend)
+
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Let each rank run its layers by itself, and without effect on buffers."""
+        dispatchers = {each.dispatch for each in self._model.modules() if isinstance(each, Experts)}
+        with gathered(self._model), _kept_buffers(self.layers):
+            for each in dispatchers:
+                each.is_alone = True
+            try:
+                yield
+            finally:
+                for each in dispatchers:
+                    each.is_alone = False
 
     def _compiled(self, backend: str) -> _Found:
         eager_seconds, expected = self._in_training(self._seconds), self._output()

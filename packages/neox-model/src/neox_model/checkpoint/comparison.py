@@ -13,7 +13,6 @@ from neox_config.facts.learning_rate import Curve
 from neox_config.problems import in_words
 from neox_config.spec.refusals import CURVE_CLASS, Refusal, described_curve
 from neox_config.spec.resume import (
-    IN_EFFECT,
     LEARNING_RATE,
     SAMPLES_PER_ITERATION,
     Change,
@@ -33,7 +32,6 @@ __all__ = [
     "data_state",
     "log_another_order",
     "log_changes",
-    "log_other_evaluation",
     "log_other_versions",
     "log_training_changes",
     "log_unknown_changes",
@@ -52,8 +50,6 @@ ATTENTION_BACKENDS = "attention_backends"
 _NONE = "none"
 # No counters: the result of a forward pass, and the evaluation that is done before the next iteration.
 _NO_COUNTERS = ("forward_pass", "due_validation")
-# The number of evaluations is part of the order of their samples, as in GPT-NeoX.
-_SELECT_EVALUATED = ("train_iters", "eval_interval", "eval_iters", "train_batch_size", "seed", "split")
 # Counts in the training loop's state: those that give the position in the data, and the others.
 _USED = {
     "samples": "the number of samples read",
@@ -139,24 +135,6 @@ def log_another_order(manifest: Manifest, config: Mapping[str, Any]) -> None:
             "validation samples differ from those before the checkpoint: the run is the same, but its "
             "validation losses are computed on other samples"
         )
-
-
-def log_other_evaluation(manifest: Manifest, config: Mapping[str, Any]) -> None:
-    """Log a warning if other samples are evaluated than in the checkpoint's training.
-
-    Args:
-        manifest: the checkpoint's.
-        config: values that this run would record in a checkpoint.
-    """
-    there, here = (
-        {**all_, **all_.get(IN_EFFECT, {}).get("training", {})} for all_ in (manifest.config, config)
-    )
-    # An imported checkpoint records no run.
-    both = [name for name in _SELECT_EVALUATED if name in there and name in here]
-    changes = [Change(name, there[name], here[name]) for name in both if there[name] != here[name]]
-    if changes:
-        what = "other samples are evaluated than in training, because settings that select them differ"
-        log_changes(what, changes)
 
 
 def log_other_versions(manifest: Manifest, packages: Mapping[str, str]) -> None:

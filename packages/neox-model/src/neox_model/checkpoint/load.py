@@ -27,7 +27,6 @@ from neox_model.checkpoint.comparison import (
     data_state,
     log_another_order,
     log_changes,
-    log_other_evaluation,
     log_other_versions,
     log_training_changes,
     log_unknown_changes,
@@ -220,7 +219,6 @@ def load_weights(
     base: str | None = None,
     cache: str | None = None,
     storage: Storage | None = None,
-    evaluates: bool = False,
     averages: bool = False,
 ) -> int:
     """Load weights into a model without an engine, for generation and evaluation. Collective over all ranks.
@@ -233,8 +231,6 @@ def load_weights(
         base: as `directory` of `load_base`: where the weights without adapters are; None: there are none.
         cache: directory of downloads of the base from object stores; None for the default.
         storage: the folders of checkpoints; None: all ranks share one.
-        evaluates: the validation and test data of the run are evaluated next; log a warning if other
-            samples of these are selected.
         averages: load the averages of the weights instead.
 
     Returns:
@@ -274,8 +270,6 @@ def load_weights(
     begin_iteration(model, manifest.iteration)
     if groups.world.rank == 0:
         log_unknown_changes(changes)
-        if evaluates:
-            log_other_evaluation(manifest, config)
     logger.info("loaded the weights of %s", folder)
     return manifest.iteration
 

@@ -142,20 +142,26 @@ def plan_shard(parts: Sequence[Part]) -> ShardPlan:
         for part in parts
         for offset in range(0, max(part.values.numel(), 1), _PIECE_ELEMENTS)
     )
+    shapes = (
+        [stop - start for start, stop in piece.block] if piece.fills_block else [piece.values.numel()]
+        for piece in pieces
+    )
+    described = zip(pieces, shapes, strict=True)
+    header = header_of((piece.key, shape, piece.values.dtype) for piece, shape in described)
+    return ShardPlan(header=header, parts=pieces)
+
+
+def header_of(tensors: Iterable[tuple[str, Sequence[int], torch.dtype]]) -> bytes:
+    """Return what precedes the bytes of tensors in a safetensors file, given names, shapes and dtypes."""
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
-    for piece in pieces:
-        shape = [stop - start for start, stop in piece.block] if piece.fills_block else [piece.values.numel()]
-        entries[piece.key] = {
-            "dtype": DTYPE_NAMES[piece.values.dtype],
-            "shape": shape,
-            "data_offsets": [offset, offset + piece.num_bytes],
-        }
-        offset += piece.num_bytes
+    for name, shape, dtype in tensors:
+        start, offset = offset, offset + prod(shape) * dtype.itemsize
+        entries[name] = {"dtype": DTYPE_NAMES[dtype], "shape": list(shape), "data_offsets": [start, offset]}
     header = json.dumps(entries, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
     # The data starts at a multiple of 8 bytes.
     header += b" " * (-len(header) % 8)
-    return ShardPlan(header=len(header).to_bytes(8, "little") + header, parts=pieces)
+    return len(header).to_bytes(8, "little") + header
 
 
 def write_shard(path: Path, parts: Sequence[Part]) -> tuple[list[WrittenPiece], int]:

@@ -67,9 +67,7 @@ class WriterProcess:
         return self._is_stuck
 
     def wait(self) -> None:
-        """Wait until the process has ended; now that the run waits, it need not be considerate."""
-        if not self.done():
-            priority.restore(self._process.pid)
+        """Wait until the process has ended."""
         while not self.done():
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_POLL_SECONDS)

@@ -1,8 +1,8 @@
 """`python -m neox_model.convert` is `neox-convert`, which hf-export also starts."""
 
-from neox_config.interrupts import Importing
+from neox_config.interrupts import importing
 
-with Importing():
+with importing():
     import os
 
     from neox_launcher.worker.reporting import die_with_parent

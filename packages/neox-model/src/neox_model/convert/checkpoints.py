@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from torch import Tensor, nn
 
 from neox_config.derive.tokenizer import tokenizer_files
@@ -106,12 +106,8 @@ class Checkpoint(StoredWeights):
         Raises:
             ConversionError: the record is not a list of ids.
         """
-        # Earlier versions recorded none.
-        recorded = self.manifest.config.get("stop_tokens", ())
-        try:
-            return GenerationSection.model_validate({"stop_tokens": recorded}).stop_tokens
-        except ValidationError as error:
-            raise _of_another_version(self.folder, error) from error
+        found: tuple[int, ...] = self._recorded(GenerationSection, "stop_tokens")
+        return found
 
     @property
     def family(self) -> HfFamily | None:
@@ -120,10 +116,14 @@ class Checkpoint(StoredWeights):
         Raises:
             ConversionError: the record is none of our classes.
         """
-        # Earlier versions recorded none.
-        recorded = self.manifest.config.get("hf_family")
+        found: HfFamily | None = self._recorded(CheckpointSection, "hf_family")
+        return found
+
+    def _recorded(self, section: type[BaseModel], name: str) -> Any:
+        """Return a recorded parameter; of a version that recorded none, its default."""
+        config = self.manifest.config
         try:
-            return CheckpointSection.model_validate({"hf_family": recorded}).hf_family
+            return getattr(section.model_validate({name: config[name]} if name in config else {}), name)
         except ValidationError as error:
             raise _of_another_version(self.folder, error) from error
 

@@ -109,7 +109,6 @@ def main() -> None:
 @_MERGE_FILE
 def write_hugging_face(load: Path, output: Path, **options: Any) -> None:
     """Write a checkpoint as a model of Hugging Face's transformers."""
-    refuse_existing(output)
     _convert("convert.to_hf:to_hf", find_checkpoint(load), output, **options)
 
 
@@ -132,7 +131,6 @@ def write_hugging_face(load: Path, output: Path, **options: Any) -> None:
 )
 def read_hugging_face(folder: Path, output: Path, **options: Any) -> None:
     """Write a model of Hugging Face's transformers as a checkpoint, with a configuration."""
-    refuse_existing(output)
     _request("check_model", folder)
     _convert("convert.from_hf:from_hf", folder, output, **options)
 
@@ -163,7 +161,6 @@ def read_hugging_face(folder: Path, output: Path, **options: Any) -> None:
 @_MERGE_FILE
 def write_peft(load: Path, model: Path, output: Path, **options: Any) -> None:
     """Write adapters (LoRA) for Hugging Face's peft."""
-    refuse_existing(output)
     checkpoint = find_checkpoint(load)
     _request("read_config", model)
     _convert("convert.to_peft:to_peft", checkpoint, output, model=model, **options)
@@ -196,7 +193,6 @@ def write_peft(load: Path, model: Path, output: Path, **options: Any) -> None:
 @_MERGE_FILE
 def read_peft(folder: Path, output: Path, base: Path, model: Path | None, **options: Any) -> None:
     """Write adapters (LoRA) of Hugging Face's peft as a checkpoint, with a configuration."""
-    refuse_existing(output)
     checkpoint = find_checkpoint(base)
     _request("check_adapters", folder, model)
     _convert("convert.from_peft:from_peft", folder, output, base=checkpoint, model=model, **options)
@@ -240,7 +236,6 @@ def read_gpt_neox(folder: Path, output: Path, **options: Any) -> None:
     DIR is global_stepN with the files layer_*-model_*-model_states.pt or mp_rank_*_model_states.pt, or the
     folder with the file latest. Optimizer states are not converted.
     """
-    refuse_existing(output)
     find_folder(folder)
     _convert("convert.from_neox:from_neox", folder, output, **options)
 
@@ -275,7 +270,6 @@ def make_plain(load: Path, output: Path, exact_inputs: bool, packed: bool, **of_
     if given and not packed:
         option = given[0].replace("_", "-")
         raise click.UsageError(f"--{option} is used only with --packed; leave it out")
-    refuse_existing(output)
     function = f"extras.compression.{'packed:write_packed' if packed else 'compress:compress'}"
     options = of_transformers if packed else {}
     result = _convert(function, find_checkpoint(load), output, exact_inputs=exact_inputs, **options)
@@ -283,8 +277,6 @@ def make_plain(load: Path, output: Path, exact_inputs: bool, packed: bool, **of_
         f"weights: {result['bytes_before']:,} bytes before, {result['bytes_after']:,} after; "
         f"{result['sparsity_of_compressed_matrices']:.1%} of the compressed matrices are zeros"
     )
-    for reason in result["not_removed"]:
-        click.echo(f"not removed: {reason}")
 
 
 @main.command(
@@ -322,7 +314,6 @@ def add_experts(load: Path, output: Path, **options: Any) -> None:
     Each expert is a copy, or a slice, of the layer's feed-forward block. A token passes K / G copies, whose
     weights add up to 1. The output contains a configuration with which the model is trained.
     """
-    refuse_existing(output)
     _convert("convert.upcycle:upcycle", find_checkpoint(load), output, **options)
 
 
@@ -366,6 +357,7 @@ def _with_torch(name: str) -> Any:
 
 def _convert(function: str, folder: Path, output: Path, **options: Any) -> dict[str, Any]:
     """Call a function of neox_model, and report what it returns."""
+    refuse_existing(output)
     result: dict[str, Any] = _with_torch(function)(folder, output=output, **options)
     worst = max(result["largest_differences"].values(), default=0.0)
     click.echo(

@@ -1,6 +1,6 @@
 """What differs between two models, in words; models are compared in their simplest form."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import cycle
 from typing import Any
 
@@ -8,26 +8,7 @@ from neox_config.problems import in_words
 from neox_config.spec.model import Attention, Layer, Mixer, ModelSpec
 from neox_config.spec.values import ABSENT, Each, changes, flat, parameters_of
 
-__all__ = ["Difference", "attention_of", "differences", "mixers", "simplest"]
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """An option in which two models differ.
-
-    Args:
-        option: our parameter; if a value follows from several, or is the opposite of one, what it is called,
-            with the parameters.
-        value: its value, in words.
-        theirs: the value of the other model, in words.
-    """
-
-    option: str
-    value: str
-    theirs: str
-
-    def __str__(self) -> str:
-        return f"{self.option}: {self.value} (there: {self.theirs})"
+__all__ = ["attention_of", "differences", "mixers", "simplest"]
 
 
 def simplest(spec: ModelSpec) -> ModelSpec:
@@ -56,8 +37,12 @@ def attention_of(layer: Layer) -> Attention:
     return layer.mixer
 
 
-def differences(ours: ModelSpec, theirs: ModelSpec) -> list[Difference]:
-    """Return the options in which two models differ."""
+def differences(ours: ModelSpec, theirs: ModelSpec) -> list[str]:
+    """Return the options in which two models differ, with both values, in words.
+
+    An option is our parameter; if a value follows from several, or is the opposite of one, it is what the
+    value is called, with the parameters.
+    """
     one, other = simplest(ours), simplest(theirs)
     values, found = (flat(one), flat(other)), dict[str, tuple[list[str], list[str]]]()
     for path in changes(one, other):
@@ -77,7 +62,7 @@ def differences(ours: ModelSpec, theirs: ModelSpec) -> list[Difference]:
                 # Of a value of some class, its kind or the name of the class.
                 named = zip(found_values, cycle(kinds), strict=False)
                 words += [_word(value if kind is ABSENT else kind) for value, kind in named]
-    return [Difference(option, *map(_joined, pair)) for option, pair in found.items()]
+    return [f"{option}: {_joined(one)} (there: {_joined(other)})" for option, (one, other) in found.items()]
 
 
 def _word(value: Any) -> str:

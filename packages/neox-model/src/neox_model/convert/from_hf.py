@@ -20,10 +20,9 @@ from neox_model.convert.errors import ConversionError
 from neox_model.convert.families import Family, family_of_config
 from neox_model.convert.families.family import Tensors
 from neox_model.convert.families.values import number
-from neox_model.convert.output import folder_written_aside, refuse_existing
+from neox_model.convert.output import folder_written_aside
 from neox_model.convert.proof import Sides, prove
 from neox_model.convert.proof.tokens import compare_tokenizers
-from neox_model.convert.reference import require_transformers
 from neox_model.convert.requests import check_model
 from neox_model.convert.tokenizer_files import (
     TOKENIZER,
@@ -61,8 +60,6 @@ def from_hf(
     Raises:
         NeoXError: the model cannot be read or built, or the written one differs.
     """
-    refuse_existing(output)
-    require_transformers("neox-convert from-hf")
     logger.info("reading %s", folder)
     found = open_hf(folder, trim_vocab=trim_vocab)
     if tokenizer_as_stored and TOKENIZER not in [path.name for path in found.tokenizer.files.values()]:

@@ -23,7 +23,7 @@ from neox_model.convert.neox.proof import compare_blocks, compare_rows
 from neox_model.convert.neox.settings import Settings, read_settings
 from neox_model.convert.neox.tensors import Joined, joined_tensors, order_of
 from neox_model.convert.neox.tokenizer import check_padding, find_named_tokenizer
-from neox_model.convert.output import folder_written_aside, refuse_existing
+from neox_model.convert.output import folder_written_aside
 from neox_model.convert.proof import provenance
 from neox_model.convert.proof.comparison import Figures
 from neox_model.convert.tokenizer_files import padding_multiple, rows_to_keep, write_json
@@ -73,7 +73,6 @@ def from_neox(
     Raises:
         NeoXError: the checkpoint cannot be read or built, or the written one differs.
     """
-    refuse_existing(output)
     logger.info("reading %s", folder)
     files = NeoXFiles(find_folder(folder), average_copies=average_copies)
     iteration = files.state.get("iteration")

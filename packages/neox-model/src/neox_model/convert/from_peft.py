@@ -14,9 +14,8 @@ from neox_model.convert.lora.imported import Imported
 from neox_model.convert.lora.options import read_options
 from neox_model.convert.lora.packing import PEFT
 from neox_model.convert.lora.proof import compared_base, prove_adapters
-from neox_model.convert.output import folder_written_aside, refuse_existing
+from neox_model.convert.output import folder_written_aside
 from neox_model.convert.proof import provenance
-from neox_model.convert.reference import require_peft, require_transformers
 from neox_model.convert.requests import named_model
 from neox_model.convert.tokenizer_files import write_json
 from neox_model.convert.written_checkpoint import recorded_config, write_checkpoint
@@ -54,9 +53,6 @@ def from_peft(
         NeoXError: ours cannot have these adapters, they are of another base, peft is not installed, or the
             results differ.
     """
-    refuse_existing(output)
-    require_transformers("neox-convert from-peft")
-    require_peft("neox-convert from-peft")
     model, record = model or named_model(folder), base_record(base)
     logger.info("reading %s, %s and %s", folder, base, model)
     compared = compared_base(

@@ -39,8 +39,10 @@ def folder_written_aside(path: Path) -> Iterator[Path]:
         path: a folder that does not exist, or is empty.
 
     Raises:
+        ConversionError: it is not.
         UnwrittenError: the disk is full, or the folder cannot be written.
     """
+    refuse_existing(path)
     path = path.resolve()  # "." has no name, and a folder cannot replace a link.
     aside = path.with_name(f".{path.name}.{os.getpid()}.converting")
     try:

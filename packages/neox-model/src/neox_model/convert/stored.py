@@ -65,6 +65,4 @@ class StoredWeights(TensorReader):
 
     def elements(self, name: str, start: int, stop: int) -> Tensor:
         """Return some elements of a weight, in row-major order."""
-        values = torch.empty(stop - start, dtype=self.dtype(name))
-        self._reader.fill(values, name, (tuple((0, length) for length in self.shape(name)), start, stop))
-        return values
+        return self._reader.values(name, start, stop)

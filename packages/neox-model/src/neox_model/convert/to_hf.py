@@ -19,10 +19,9 @@ from neox_model.convert.checkpoints import VOCABULARY, Checkpoint
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.families import Family, fitting_family
 from neox_model.convert.families.family import Tensors
-from neox_model.convert.output import folder_written_aside, refuse_existing
+from neox_model.convert.output import folder_written_aside
 from neox_model.convert.proof import Sides, prove
 from neox_model.convert.proof.tokens import compare_tokenizers
-from neox_model.convert.reference import require_transformers
 from neox_model.convert.stored import StoredWeights
 from neox_model.convert.tokenizer_files import (
     generation_settings,
@@ -68,8 +67,6 @@ def to_hf(
         NeoXError: the checkpoint is damaged, the model or its tokenizer does not exist in transformers, a
             value does not fit the dtype, or the written model differs.
     """
-    refuse_existing(output)
-    require_transformers("neox-convert to-hf")
     logger.info("reading %s", folder)
     checkpoint = Checkpoint(folder, averages=ema)
     checkpoint.check_shapes()

@@ -9,7 +9,7 @@ from neox_model.checkpoint.adapters import Adapters
 from neox_model.checkpoint.base import recorded_base
 from neox_model.convert.lora.exported import WEIGHTS, Exported, matrices_of
 from neox_model.convert.lora.proof import compared_base, prove_adapters
-from neox_model.convert.output import folder_written_aside, refuse_existing
+from neox_model.convert.output import folder_written_aside
 from neox_model.convert.proof import provenance
 from neox_model.convert.reference import require_peft, require_transformers
 from neox_model.convert.tokenizer_files import copy_tokenizer, write_json
@@ -47,7 +47,6 @@ def to_peft(
         NeoXError: a checkpoint is damaged, the adapters or their base do not exist in transformers, peft is
             not installed, or the results differ.
     """
-    refuse_existing(output)
     require_transformers("neox-convert to-peft")
     require_peft("neox-convert to-peft")
     logger.info("reading %s and %s", folder, model)

@@ -32,7 +32,7 @@ from neox_model.convert.checkpoints import (
     tensor_shapes,
 )
 from neox_model.convert.errors import ConversionError
-from neox_model.convert.output import folder_written_aside, refuse_existing
+from neox_model.convert.output import folder_written_aside
 from neox_model.convert.proof import WHOLE_LIMIT, provenance
 from neox_model.convert.proof.comparison import Figures
 from neox_model.convert.proof.layers import OneLayer
@@ -148,7 +148,6 @@ def upcycle(
     Raises:
         NeoXError: the checkpoint is damaged, its model cannot have experts, or the results differ.
     """
-    refuse_existing(output)
     logger.info("reading %s", folder)
     dense, chosen = Checkpoint(folder), Split(**split)
     dense.check_shapes()

@@ -92,7 +92,7 @@ def verify(
         return _prove(second, first, vocab_file=vocab_file, merge_file=merge_file)
     roundings = Roundings(("A", "B"))
     found = [
-        *map(str, differences(first.model, second.model)),
+        *differences(first.model, second.model),
         *_compare_tensors(first, second, roundings),
     ]
     rounded = roundings.described()

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,9 +23,9 @@ from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_config.pluralize import first_few, pluralize
 from neox_config.spec.model import ModelSpec, Vocabulary
 from neox_data.amount_progress import tracked
-from neox_model.checkpoint.dtypes import DTYPE_NAMES, DTYPES
+from neox_model.checkpoint.dtypes import DTYPES
 from neox_model.checkpoint.shard_file import ShardFile
-from neox_model.checkpoint.shards import raw_bytes
+from neox_model.checkpoint.shards import header_of, raw_bytes
 from neox_model.checkpoint.stream import StreamedTensor
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.families import Family
@@ -374,19 +373,9 @@ def write_weights(
 def _write_file(
     path: Path, tensors: Sequence[StreamedTensor], values: Iterator[tuple[str, Iterable[Tensor]]]
 ) -> None:
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for tensor in tensors:
-        entries[tensor.name] = {
-            "dtype": DTYPE_NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, offset + tensor.num_bytes],
-        }
-        offset += tensor.num_bytes
-    header = json.dumps(entries, separators=(",", ":"), allow_nan=False).encode()
-    header += b" " * (-len(header) % 8)
+    header = header_of((tensor.name, tensor.shape, tensor.dtype) for tensor in tensors)
     with path.open("xb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
+        file.write(header)
         for tensor in tensors:
             name, chunks = next(values)
             assert name == tensor.name, f"{name} instead of {tensor.name}"

@@ -56,7 +56,7 @@ def build_updater(
         divides_first=gradients.divides_first,
         predivide_factor=gradients.predivide_factor,
     )
-    of_experts = replace(reduction, group=groups.copies_of(is_expert=True), divisor=groups.experts.size)
+    of_experts = replace(reduction, group=groups.copies_of(is_expert=True), divisor=groups.data.size)
     mixed = MixedPrecisionOptimizer(
         optimizer,
         schedule,

@@ -89,7 +89,6 @@ def evaluate_parts(groups: Groups, resolved: Resolved, load: str) -> str:
             base=base_of_adapters(config),
             cache=section.store_cache,
             storage=storage,
-            evaluates=True,
             averages=section.load_ema,
         )
     engine = build_forward(resolved.run, model, groups=groups)

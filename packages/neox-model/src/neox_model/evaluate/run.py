@@ -7,7 +7,7 @@ from neox_config.derive.evaluation import evaluates_texts
 from neox_config.spec.resume import flat_values
 from neox_model.evaluate.perplexity import evaluate_parts
 from neox_model.generate.interruption import ending_on_signals
-from neox_model.generate.run import load_forward, on_several
+from neox_model.generate.run import load_forward
 from neox_model.parallel.groups import Groups
 from neox_model.processes import load_tokenizer
 from neox_model.scoring.evaluation import TextEvaluation
@@ -50,7 +50,7 @@ def evaluate_in(groups: Groups, resolved: Resolved) -> "str | Results | None":
         )
     with ending_on_signals():
         forward, iteration = load_forward(resolved, load, groups, tokenizer)
-        logger.info("evaluating%s", on_several(groups))
+        logger.info("evaluating")
         results = evaluation.run(lambda: forward, iteration=iteration)
         if results is not None:
             evaluation.write(results, checkpoint=load)

@@ -19,8 +19,6 @@ logger = logging.getLogger(__name__)
 _PROMPT = "prompt (/help for commands, Ctrl-D to exit)> "
 _FURTHER_LINE = "... "
 _BYTE_ORDER_MARK = "\ufeff"
-# Of a line of a terminal, the kernel passes on this many bytes with the newline, and drops the others.
-_TERMINAL_LINE_BYTES = 4096
 
 
 def read_prompts(path: Path, end: str = "\n") -> list[tuple[int, str]]:
@@ -116,16 +114,7 @@ def _read_line(shown: str) -> str | None:
 
 
 def _piped() -> str | None:
-    line = sys.stdin.buffer.readline()
-    if sys.stdin.isatty() and len(line) >= _TERMINAL_LINE_BYTES:
-        logger.warning(
-            "the prompt was cut: the terminal passes on at most 4,095 bytes of a line; use sample_input_file "
-            "or a pipe for longer prompts"
-        )
-    text = line.decode(errors="replace")
-    if text.encode() != line:
-        logger.warning("the prompt is not UTF-8: wrong bytes are replaced by U+FFFD")
-    return text or None
+    return sys.stdin.buffer.readline().decode(errors="replace") or None
 
 
 def _typed(shown: str) -> str | None:

@@ -21,8 +21,8 @@ from neox_config.spec.run import RunSpec
 from neox_data.tokenizers import Tokenizer
 from neox_model.assembly.choices import DTYPES
 from neox_model.assembly.model import build_stage
-from neox_model.checkpoint import load_weights
 from neox_model.checkpoint.downloads import folder_with_weights
+from neox_model.checkpoint.load import load_weights
 from neox_model.checkpoint.storage import find_storage
 from neox_model.generate.forward import Forward
 from neox_model.generate.modes import MODES, Job
@@ -34,7 +34,6 @@ __all__ = [
     "explained_shortage",
     "generate_in",
     "load_forward",
-    "on_several",
 ]
 
 logger = logging.getLogger(__name__)
@@ -54,7 +53,7 @@ def generate_in(groups: Groups, resolved: Resolved) -> None:
     tokenizer = load_tokenizer(config.tokenizer)
     forward, _ = load_forward(resolved, load, groups, tokenizer)
     mode = generation_mode(config)
-    logger.info("generating (%s)%s", mode, on_several(groups))
+    logger.info("generating (%s)", mode)
     for name in without_effect(config) if groups.world.rank == 0 else ():
         logger.warning("%s has no effect on generation in the mode %s", name, mode)
     job = Job(
@@ -68,14 +67,6 @@ def generate_in(groups: Groups, resolved: Resolved) -> None:
     )
     with explained_shortage():
         MODES[mode](job)
-
-
-def on_several(groups: Groups) -> str:
-    """Return how the processes share the work, for the end of a sentence; empty if there is one."""
-    if groups.world.size == 1:
-        return ""
-    data, pipe, model = groups.data.size, groups.pipe.size, groups.model.size
-    return f" on data-parallel {data} x pipe-parallel {pipe} x model-parallel {model}"
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """`python -m neox_model.inspection` is `neox-checkpoint`."""
 
-from neox_config.interrupts import Importing
+from neox_config.interrupts import importing
 
-with Importing():
+with importing():
     from neox_model.inspection.cli import main
 
 if __name__ == "__main__":

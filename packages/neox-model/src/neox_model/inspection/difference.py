@@ -15,8 +15,8 @@ from neox_model.checkpoint.comparison import DOCUMENTS, SAMPLES_DIGEST, changes_
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.errors import DamagedCheckpointError, quoted
 from neox_model.checkpoint.names import in_model_order, is_random_state, is_weight
-from neox_model.inspection.ulps import Distance
 from neox_model.verify.tensors import State
+from neox_model.verify.ulps import distance_of
 
 __all__ = ["Comparison", "TensorComparison", "compare", "lines"]
 
@@ -170,9 +170,7 @@ def _compared(name: str, a: State, b: State) -> TensorComparison:
     if one.shape != other.shape:
         reason = f"shape {list(one.shape)} in A, {list(other.shape)} in B"
         return TensorComparison(name=name, kind=_kind(name), reason=reason)
-    distance = Distance()
-    for left, right in zip(a.chunks(name), b.chunks(name), strict=True):
-        distance.add(left, right)
+    distance = distance_of(zip(a.chunks(name), b.chunks(name), strict=True))
     return TensorComparison(
         name=name,
         kind=_kind(name),

@@ -166,7 +166,7 @@ class CollectiveTimes:
             # The smallest known group with that rank: this rank's groups have no other one in common.
             ranks = min(known, key=len)
             name = self._ranks.get(ranks)
-        name = name or self._ranks.get(ranks) or f"ranks {_shortened(ranks)}"
+        name = name or self._ranks.get(ranks) or f"ranks {', '.join(map(str, ranks))}"
         what = f"{operation} in {_caller()}" if self._names_callers else operation
         return (what, name), self.totals.setdefault((what, name), Total(len(ranks)))
 
@@ -193,15 +193,6 @@ class _Timed:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._work, name)
-
-
-def _shortened(ranks: Sequence[int]) -> str:
-    """Return `0-15`, or all of a few ranks, or the first two of many."""
-    if len(ranks) > 1 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
-        return f"{ranks[0]}-{ranks[-1]}"
-    if len(ranks) <= 4:
-        return ", ".join(map(str, ranks))
-    return f"{ranks[0]}, {ranks[1]}, ... ({len(ranks)} ranks)"
 
 
 def _rates(operation: str, total: Total) -> tuple[str, str]:

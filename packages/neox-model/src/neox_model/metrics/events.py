@@ -24,7 +24,6 @@ EVENT_FIELDS: Mapping[str, tuple[str, ...]] = {
     "skipped": ("reason", "loss", "grad_norm", "loss_scale", "first_sample", "last_sample", "documents"),
     "spike": ("loss", "limit", "action", "first_sample", "last_sample", "documents"),
     "straggler": ("ranks", "hosts", "seconds", "median", "factor"),
-    "memory": ("bytes", "rank", "host"),
     "sdc": ("message",),
     "end": ("reason", "message"),
 }

@@ -43,19 +43,20 @@ def global_gradient_norm(
         A float32 scalar on the parameters' device; not finite if any gradient is not, and infinite if the
         square of the norm exceeds float32.
     """
+    divides = groups.experts.size > 1
 
     def sum_of_squares(*, of_experts: bool) -> Tensor:
         counted = [
             gradient
             for parameter, gradient in zip(parameters, gradients, strict=True)
-            if _counts_here(parameter, groups.model) and is_expert(parameter) == of_experts
+            if _counts_here(parameter, groups.model) and (divides and is_expert(parameter)) == of_experts
         ]
         if not counted:
             return torch.zeros((), device=parameters[0].device)
         return torch.stack(_norms(counted)).square().sum().to(parameters[0].device)
 
     total = sum_of_squares(of_experts=False)
-    if groups.experts.size > 1:
+    if divides:
         of_experts = sum_of_squares(of_experts=True)
         total = total + (of_experts if are_sharded else all_reduce(of_experts, groups.experts))
     for group in (groups.model, groups.pipe, *((groups.data,) if are_sharded else ())):

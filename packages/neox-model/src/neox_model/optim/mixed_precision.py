@@ -112,6 +112,7 @@ class MixedPrecisionOptimizer:
                 parameter.register_post_accumulate_grad_hook(_move_gradient_to(master))
         take_over_sums(self.parameters)
         self._partial = [pair for pair in pairs if has_partial_gradient(pair[0])]
+        self._experts = {id(parameter) for parameter in self.parameters if is_expert(parameter)}
         self._early: EarlyReduction | None = None
         if skips_on_device(optimizer):
             schedule.move_to(self.parameters[0].device)
@@ -126,7 +127,7 @@ class MixedPrecisionOptimizer:
             order: the model's parameters in the order in which it uses them.
         """
         later = {id(parameter) for parameter, *_ in (*self._partial, *self._ties)}
-        later |= {id(parameter) for parameter in self.parameters if is_expert(parameter)}
+        later |= self._experts
         holders = self.masters if self._sums_in_masters else self.parameters
         holder_of = {id(one): holder for one, holder in zip(self.parameters, holders, strict=True)}
         early = [one for one in order if id(one) in holder_of and id(one) not in later]
@@ -190,9 +191,7 @@ class MixedPrecisionOptimizer:
         """Average gradients over the ranks with the same weights."""
         gradients: dict[bool, list[Tensor]] = {False: [], True: []}
         for parameter, master in trained:
-            gradient = _gradient(parameter, master)
-            assert gradient is not None, "only what has a gradient is averaged"
-            gradients[is_expert(parameter)].append(gradient)
+            gradients[id(parameter) in self._experts].append(_gradient(parameter, master))  # type: ignore[arg-type]
         self._reduce(gradients[False])
         if gradients[True]:
             self._reduce_experts(gradients[True])

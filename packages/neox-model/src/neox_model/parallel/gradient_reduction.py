@@ -34,26 +34,26 @@ class GradientReduction:
     Args:
         group: the data-parallel ranks.
         dtype: dtype of the messages; None: the gradients' dtype.
-        divides_first: divide by the number of ranks before the sum instead of after it.
+        divides_first: divide before the sum instead of after it.
         predivide_factor: divide by this factor before the sum, and by the remaining factor after it.
-        divisor: divide the mean by this number: a gradient of experts is the sum over the ranks that divide
-            them.
+        divisor: divide the sum by this number; None: by that of the ranks. A gradient of experts is already a
+            sum over the ranks that divide them.
     """
 
     group: Group
     dtype: torch.dtype | None = None
     divides_first: bool = False
     predivide_factor: float = 1.0
-    divisor: int = 1
+    divisor: int | None = None
 
     @torch.no_grad()
     def __call__(self, gradients: Sequence[Tensor]) -> None:
         """Average these gradients. Collective: every rank passes the same shapes in the same order."""
         if self.group.size > 1:
             in_buckets(gradients, lambda flat: self.finish(*self.start(flat)))
-        if self.divisor > 1:
+        elif self._divisor > 1:
             for gradient in gradients:
-                gradient.div_(self.divisor)
+                gradient.div_(self._divisor)
 
     def start(self, flat: Tensor) -> tuple[Tensor, _Work]:
         """Start the sum of a flat tensor, which may be changed; return it for `finish`."""
@@ -67,14 +67,18 @@ class GradientReduction:
     def finish(self, sent: Tensor, work: _Work) -> Tensor:
         """Return the mean whose sum was started."""
         work.wait()
-        after = self.group.size / self._before
+        after = self._divisor / self._before
         if after != 1.0:
             sent.div_(after)
         return sent
 
     @property
+    def _divisor(self) -> int:
+        return self.divisor or self.group.size
+
+    @property
     def _before(self) -> float:
-        return float(self.group.size) if self.divides_first else self.predivide_factor
+        return float(self._divisor) if self.divides_first else self.predivide_factor
 
 
 class EarlyReduction:

@@ -32,52 +32,10 @@ def one_init(tensor: Tensor, generator: torch.Generator) -> None:
 
 
 class _SplitLinear(nn.Module):
-    """A split matrix; its bias is split with the outputs, or whole on every rank."""
-
-    def __init__(
-        self,
-        shape: tuple[int, int],
-        *,
-        split_dim: int,
-        init: InitMethod,
-        group: Group,
-        bias: bool,
-        skip_bias: bool,
-        adapter: LowRank | None,
-        blocks: RowBlocks | None = None,
-    ) -> None:
-        super().__init__()
-        self.group = group
-        self.skip_bias = skip_bias
-        self.weight = logical_parameter(shape, init=init, group=group, split_dim=split_dim, blocks=blocks)
-        if bias:
-            of_bias = 0 if split_dim == 0 else None
-            kind = getattr(init, "kind", None)
-            self.bias = logical_parameter(
-                shape[:1],
-                init=zero_init,
-                group=group,
-                split_dim=of_bias,
-                kind=None if kind is None else f"{kind}_bias",
-            )
-        else:
-            self.register_parameter("bias", None)
-        self.adapter: Adapter | None = None
-        if adapter is not None:
-            self.adapter = Adapter(shape[1], shape[0], adapter, group, splits_inputs=split_dim == 1)
-
-    def operands(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the inputs, the weights and the bias with which the matrix computes."""
-        return inputs, self.weight, self.bias
-
-
-class ColumnParallelLinear(_SplitLinear):
-    """Computes x @ weight.T + bias, with each rank computing its part of the outputs.
-
-    The input is the same on every rank, or each rank's part of the sequence if the group splits it.
+    """A split matrix; its bias is split with the outputs, or whole on every rank.
 
     Args:
-        in_features: width of the input.
+        in_features: width of the whole input.
         out_features: width of the whole output.
         init: fills the whole weight.
         group: the tensor-parallel ranks.
@@ -86,6 +44,8 @@ class ColumnParallelLinear(_SplitLinear):
         adapter: form of a low-rank adapter; None: no adapter.
         blocks: the order of the outputs of several matrices in one; None for one matrix.
     """
+
+    split_dim: int
 
     def __init__(
         self,
@@ -99,16 +59,41 @@ class ColumnParallelLinear(_SplitLinear):
         adapter: LowRank | None = None,
         blocks: RowBlocks | None = None,
     ) -> None:
-        super().__init__(
-            (out_features, in_features),
-            split_dim=0,
-            init=init,
-            group=group,
-            bias=bias,
-            skip_bias=skip_bias,
-            adapter=adapter,
-            blocks=blocks,
+        super().__init__()
+        self.group = group
+        self.skip_bias = skip_bias
+        self.weight = logical_parameter(
+            (out_features, in_features), init=init, group=group, split_dim=self.split_dim, blocks=blocks
         )
+        if bias:
+            kind = getattr(init, "kind", None)
+            self.bias = logical_parameter(
+                (out_features,),
+                init=zero_init,
+                group=group,
+                split_dim=0 if self.split_dim == 0 else None,
+                kind=None if kind is None else f"{kind}_bias",
+            )
+        else:
+            self.register_parameter("bias", None)
+        self.adapter: Adapter | None = None
+        if adapter is not None:
+            self.adapter = Adapter(
+                in_features, out_features, adapter, group, splits_inputs=self.split_dim == 1
+            )
+
+    def operands(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the inputs, the weights and the bias with which the matrix computes."""
+        return inputs, self.weight, self.bias
+
+
+class ColumnParallelLinear(_SplitLinear):
+    """Computes x @ weight.T + bias, with each rank computing its part of the outputs.
+
+    The input is the same on every rank, or each rank's part of the sequence if the group splits it.
+    """
+
+    split_dim = 0
 
     def forward(self, inputs: Tensor, tp_input: TPInput | None = None) -> tuple[Tensor, Tensor | None]:
         """Return this rank's outputs, and the bias if `skip_bias`, else None.
@@ -131,37 +116,10 @@ class RowParallelLinear(_SplitLinear):
     """Computes x @ weight.T + bias, with each rank holding its part of the inputs.
 
     The result is whole on every rank. If the group splits the sequence, each rank receives its part of it.
-
-    Args:
-        in_features: width of the whole input, of which a rank passes its part.
-        out_features: width of the output.
-        init: fills the whole weight.
-        group: the tensor-parallel ranks.
-        bias: use a bias; every rank holds it, and it is added once, after the sum.
-        skip_bias: return the bias instead of adding it.
-        adapter: form of a low-rank adapter; None: no adapter.
+    Every rank holds the bias, which is added once, after the sum.
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        init: InitMethod,
-        group: Group = SINGLE_RANK,
-        bias: bool = True,
-        skip_bias: bool = False,
-        adapter: LowRank | None = None,
-    ) -> None:
-        super().__init__(
-            (out_features, in_features),
-            split_dim=1,
-            init=init,
-            group=group,
-            bias=bias,
-            skip_bias=skip_bias,
-            adapter=adapter,
-        )
+    split_dim = 1
 
     def forward(
         self, inputs: Tensor, *, reduces: bool = True, product: Product = functional.linear

@@ -157,6 +157,7 @@ def logical_parameter(
     blocks: RowBlocks | None = None,
     kind: str | None = None,
     is_biases: bool = False,
+    is_partial: bool = False,
     experts: Group | None = None,
 ) -> nn.Parameter:
     """Return this rank's part of a logical tensor, uninitialized.
@@ -172,6 +173,8 @@ def logical_parameter(
         blocks: the order of the rows of several matrices in one; None for one matrix.
         kind: see `Logical`; None: that of `init`.
         is_biases: see `Logical`.
+        is_partial: each rank of the group has a copy, and computes a part of the gradient, also of a group
+            that does not split the sequence.
         experts: the ranks that divide the first dimension, which is that of experts; None: it is another one.
 
     Raises:
@@ -202,7 +205,7 @@ def logical_parameter(
     if logical.model_parallel:
         # For DeepSpeed's norms: sum this parameter over ranks instead of counting it once.
         parameter.model_parallel = True  # type: ignore[attr-defined]
-    if split_dim is None and group.splits_sequence:
+    if split_dim is None and (group.splits_sequence or (is_partial and group.size > 1)):
         mark_partial(parameter, group)
     return parameter
 

@@ -1,8 +1,8 @@
 """`python -m neox_model.report` is `neox-report`."""
 
-from neox_config.interrupts import Importing
+from neox_config.interrupts import importing
 
-with Importing():
+with importing():
     from neox_model.report.cli import main
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """The command `neox-report`."""
 
-import shlex
 from pathlib import Path
 
 import click
@@ -10,7 +9,7 @@ from neox_config.command_line import Command, NamedPath
 from neox_model.errors import ModelError
 from neox_model.report.chart import draw_loss_curve
 from neox_model.report.page import render_page
-from neox_model.report.reading import RecordError, earlier_records, read_runs
+from neox_model.report.reading import RecordError, read_runs
 
 __all__ = ["main"]
 
@@ -46,8 +45,7 @@ def main(runs: tuple[Path, ...], output: Path | None, png: Path | None) -> None:
     The page opens without a network: curves of the loss, learning rate, norms, throughput and memory,
     evaluations, restarts and their causes, skipped updates and loss spikes with their documents, the
     configuration with the origin of each value, and the estimate next to the measurements. With several runs
-    it compares them: what differs in configuration, data, packages and code. What the records lack is named
-    on the page.
+    it compares them: what differs in configuration, data, packages and code.
     """
     page = output or _beside(runs[0], "report.html")
     try:
@@ -79,10 +77,6 @@ def main(runs: tuple[Path, ...], output: Path | None, png: Path | None) -> None:
         click.echo(click.format_filename(path))
     if failure is not None:
         click.echo(f"no plot: {failure}", err=True)
-    for run in runs:
-        for record in earlier_records(run):
-            command = f"neox-report {shlex.quote(str(record))}"
-            click.echo(f"{record} is the record of an earlier run; show it with: {command}", err=True)
 
 
 def _beside(run: Path, name: str) -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 from neox_config.facts.records import AVERAGED
 from neox_config.pluralize import pluralize
 from neox_model.report.charts import all_figures
-from neox_model.report.compare import changes, differences, flattened
+from neox_model.report.compare import differences, flattened
 from neox_model.report.markup import Html, clock, duration, element, number, plain, size, table
 from neox_model.report.reading import Run
 from neox_model.report.story import happened, loss_spikes, lowest_validation, status, story, timeline
@@ -41,7 +41,6 @@ def render_page(runs: Sequence[Run]) -> str:
         "Estimate and measurement": _each(runs, _estimate, of_start=True),
         "Configuration": _each(runs, _configuration, of_start=True),
         "Environment": _each(runs, _environment, of_start=True),
-        "Not in the records": _each(runs, _missing),
     }
     # Heading -> name of the place in the page, and content.
     shown = {
@@ -208,26 +207,7 @@ def _configuration(run: Run) -> Html:
         element("summary", f"{pluralize(len(others), 'parameter')} with their defaults"),
         table(("parameter", "value"), others),
     )
-    return Html(_changed(run) + table(("parameter", "value", "origin"), sources) + rest)
-
-
-def _changed(run: Run) -> Html:
-    """Return what changed from one attempt to the next; empty if nothing did."""
-    rows = [
-        (f"{attempt.number}", f"{attempt.first:,}", name, before, after)
-        for attempt, name, before, after in changes(run)
-    ]
-    if not rows:
-        return Html("")
-    last = next(one.number for one in run.attempts if one.start is run.about)
-    note = (
-        f"The configuration below is that of attempt {last}, the last one that trained. Earlier iterations "
-        "were trained with other values: these are the changes from one attempt to the next."
-    )
-    changed = table(("attempt", "continues from iteration", "what", "before", "after"), rows)
-    headings = ("Changes between attempts", f"Configuration of attempt {last}")
-    above, below = (element("h3", text) for text in headings)
-    return Html(element("p", note) + above + changed + below)
+    return Html(table(("parameter", "value", "origin"), sources) + rest)
 
 
 def _written(config: Any, name: str) -> str:
@@ -254,10 +234,6 @@ def _environment(run: Run) -> Html:
     checkpoints = [(f"{iteration:,}", f"{clock(when)} UTC") for iteration, when in run.checkpoints]
     kept = table(("checkpoint of iteration", "written"), checkpoints) if checkpoints else Html("")
     return Html(table(("", ""), rows) + (element("h3", "Checkpoints") + kept if kept else ""))
-
-
-def _missing(run: Run) -> Html:
-    return element("ul", *(element("li", what) for what in run.missing or ["nothing"]))
 
 
 def _compared(runs: Sequence[Run]) -> Html:

@@ -19,7 +19,6 @@ __all__ = [
     "Column",
     "RecordError",
     "Run",
-    "earlier_records",
     "read_run",
     "read_runs",
 ]
@@ -27,17 +26,6 @@ __all__ = [
 _HEAD = ("time", "attempt", "iteration")
 # A run that starts from the beginning renames the record of an earlier one to metrics.1.jsonl.
 _EARLIER = re.compile(rf"{Path(RECORD).stem}\.([0-9]+){Path(RECORD).suffix}")
-
-
-# What a page shows -> beginnings of the metrics of which at least one must be there, and why they may not be.
-_WANTED: Mapping[str, tuple[tuple[str, ...], str]] = {
-    "training loss": (("loss/train",), "no iteration was logged yet"),
-    "validation loss": (("loss/validation",), "no evaluation has taken place (eval-interval, eval-iters)"),
-    "memory": (("memory/host_bytes", "memory/host_peak_bytes"), "an older version wrote the record"),
-    "norms of weights": (("param_norms/",), "log-param-norm is not set"),
-    "norms of gradients by tensor": (("gradient_norms/",), "log-grad-norm is not set"),
-    "times of phases": (("time/forward",), "wall-clock-breakdown is not set"),
-}
 
 
 class RecordError(ModelError):
@@ -110,7 +98,6 @@ class Run:
         attempts: at least one.
         checkpoints: iteration and time of each complete checkpoint that still exists.
         unrecorded: failures of starts that recorded nothing else.
-        missing: what the files lack, in words.
     """
 
     source: Path
@@ -122,7 +109,6 @@ class Run:
     attempts: list[Attempt] = field(default_factory=list)
     checkpoints: list[tuple[int, float]] = field(default_factory=list)
     unrecorded: list[Mapping[str, Any]] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -198,18 +184,7 @@ def read_run(source: Path) -> Run:
     run.attempts = sorted(attempts.values(), key=lambda one: one.number)
     _add_failures(run)
     _add_checkpoints(run)
-    for what, (prefixes, why) in _WANTED.items():
-        if not any(name.startswith(prefixes) for name in run.columns):
-            run.missing.append(f"{what}: {why}")
-    if not run.about:
-        run.missing.append("configuration, packages, code and estimate: an older version wrote the record")
     return run
-
-
-def earlier_records(source: Path) -> list[Path]:
-    """Return the records of earlier runs in a log folder, oldest first; none of a file."""
-    numbers = [(int(match[1]), path) for path in source.glob("*") if (match := _EARLIER.fullmatch(path.name))]
-    return [path for _, path in sorted(numbers)]
 
 
 def read_runs(sources: Sequence[Path]) -> list[Run]:
@@ -252,17 +227,10 @@ def _add_event(run: Run, attempt: Attempt, record: dict[str, Any], *, is_in_effe
 def _add_failures(run: Run) -> None:
     """Give each recorded failure to the attempt that was running."""
     path = run.record.with_name(run.record.name.replace(Path(RECORD).stem, Path(FAILURES).stem, 1))
-    if not path.exists():
-        run.missing.append("failures of workers: none were recorded by the agents of neox-launch")
-        return
-    earlier: list[Mapping[str, Any]] = []
     for failure in _failures(path):
         place = _place_of(failure, run)
-        (earlier if place is None else place).append(failure)
-    if earlier:
-        run.missing.append(
-            f"{pluralize(len(earlier), 'failure')} of {path.name}, older than the first attempt"
-        )
+        if place is not None:
+            place.append(failure)
 
 
 def _place_of(failure: Mapping[str, Any], run: Run) -> list[Mapping[str, Any]] | None:
@@ -299,10 +267,6 @@ def _failures(path: Path) -> list[dict[str, Any]]:
 def _add_checkpoints(run: Run) -> None:
     save = run.about.get("save")
     if not save:
-        run.missing.append("checkpoints: the record does not name their absolute folder (save)")
-        return
-    if not Path(save).is_dir():
-        run.missing.append(f"checkpoints: {save} does not exist on this host")
         return
     found = ((iteration_of(path.name), path / MANIFEST) for path in complete_checkpoints(Path(save)))
     run.checkpoints = sorted((number, path.stat().st_mtime) for number, path in found if number is not None)

@@ -8,7 +8,7 @@ from neox_config.facts.records import AVERAGED
 from neox_config.facts.spikes import ROLLBACK
 from neox_config.pluralize import first_few, pluralize
 from neox_model.report.compare import Change, changes
-from neox_model.report.markup import clock, duration, number, size
+from neox_model.report.markup import clock, duration, number
 from neox_model.report.reading import Attempt, Run
 
 __all__ = [
@@ -232,8 +232,6 @@ def _in_words(event: Mapping[str, Any]) -> tuple[str, str]:
             text = f"{named} computed {number(get('factor'))} times as long as the median"
             times = f"{duration(get('seconds'))}, median {duration(get('median'))}"
             return text, f"host {', '.join(get('hosts') or ())}; {times}"
-        case "memory":
-            return f"most memory: {size(get('bytes'))}, on rank {get('rank')}", f"host {get('host')}"
         case "save_failed":
             return "a checkpoint could not be saved", str(get("message") or "")
         case "sdc":

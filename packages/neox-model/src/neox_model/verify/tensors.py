@@ -12,15 +12,13 @@ from torch import Tensor
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_config.pluralize import pluralize
 from neox_model.checkpoint.contents import Manifest
-from neox_model.checkpoint.dtypes import DTYPES
 from neox_model.checkpoint.names import in_model_order, is_random_state, is_weight
 from neox_model.checkpoint.shards import ShardReader
 from neox_model.verify.rounding import Limits
+from neox_model.verify.ulps import distance_of
 
-__all__ = ["BITS", "State", "TensorDifference", "differences", "differences_beyond_rounding", "is_same"]
+__all__ = ["State", "TensorDifference", "differences", "differences_beyond_rounding"]
 
-BITS: Mapping[int, torch.dtype] = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integer dtype with the bits of a floating-point number, by its bytes."""
 
 # Number of elements per chunk.
 _CHUNK = 2**24
@@ -60,12 +58,9 @@ class State:
 
     def chunks(self, name: str) -> Iterator[Tensor]:
         """Yield the tensor's values in row-major order, in chunks."""
-        record = self.manifest.tensors[name]
-        numel, block = prod(record.shape), tuple((0, length) for length in record.shape)
+        numel = prod(self.manifest.tensors[name].shape)
         for start in range(0, numel, _CHUNK):
-            values = torch.empty(min(_CHUNK, numel - start), dtype=DTYPES[record.dtype])
-            self._reader.fill(values, name, (block, start, start + values.numel()))
-            yield values
+            yield self._reader.values(name, start, min(numel, start + _CHUNK))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +79,9 @@ def differences(expected: State, found: State, *, of_weights: bool) -> Iterator[
         if reason:
             yield TensorDifference(name, reason, math.inf)
             continue
-        difference = _Difference()
-        for one, other in zip(expected.chunks(name), found.chunks(name), strict=True):
-            difference.add(one, other)
-        if difference.count:
-            text = difference.describe(expected.manifest.tensors[name].shape)
-            yield TensorDifference(name, text, difference.relative)
+        distance = distance_of(zip(expected.chunks(name), found.chunks(name), strict=True))
+        if distance.differing:
+            yield TensorDifference(name, str(distance), distance.relative_norm)
 
 
 def _compared(expected: State, found: State, *, of_weights: bool) -> list[str]:
@@ -107,58 +99,6 @@ def _unlike(expected: State, found: State, name: str) -> str:
     if one is None or other is None:
         return "is missing" if other is None else "is there, and not in the expected state"
     return "" if one.shape == other.shape else f"has the shape {other.shape} instead of {one.shape}"
-
-
-class _Difference:
-    """Accumulated difference between two tensors that are read in chunks."""
-
-    def __init__(self) -> None:
-        self.count, self._numel, self._largest, self._scale = 0, 0, -1.0, 0.0
-        self._place, self._values = 0, (0.0, 0.0)
-
-    @property
-    def relative(self) -> float:
-        """Largest difference relative to the largest expected value."""
-        return self._largest / self._scale if self._scale else math.inf
-
-    def add(self, expected: Tensor, found: Tensor) -> None:
-        """Compare the next chunk."""
-        differing = ~is_same(expected, found)
-        count = int(differing.sum())
-        one, other = expected.double(), found.double()
-        if expected.numel():
-            self._scale = max(self._scale, float(one.nan_to_num().abs().max()))
-        if count:
-            size = (one - other).abs().nan_to_num(nan=math.inf)
-            size[~differing] = -1.0
-            place = int(size.argmax())
-            if float(size[place]) > self._largest:
-                self._largest = float(size[place])
-                self._place = self._numel + place
-                self._values = float(one[place]), float(other[place])
-        self.count += count
-        self._numel += expected.numel()
-
-    def describe(self, shape: tuple[int, ...]) -> str:
-        """Describe the number of differing elements, and the largest difference with its position."""
-        wanted, found = self._values
-        place = (
-            [int(index) for index in torch.unravel_index(torch.tensor(self._place), shape)] if shape else []
-        )
-        return (
-            f"{self.count:,} of {self._numel:,} elements differ, by at most {self._largest:.3g}: "
-            f"{found:.9g} instead of {wanted:.9g} at {place}"
-        )
-
-
-def is_same(expected: Tensor, found: Tensor) -> Tensor:
-    """Compare elementwise: all bits if the dtypes are the same, else values."""
-    if expected.dtype != found.dtype:
-        return expected.double() == found.double()
-    if not expected.is_floating_point():
-        return expected == found
-    bits = BITS[expected.element_size()]
-    return expected.view(bits) == found.view(bits)
 
 
 def differences_beyond_rounding(

@@ -96,14 +96,14 @@ def test_norms_of_tensors_add_up_to_the_norm_of_all_gradients(folder):
 def test_the_noise_scale_compares_batches_of_both_sizes(folder):
     small, large = metrics_of(folder / "one process"), metrics_of(folder / "large")
     squares = [small[iteration]["optimizer/grad_norm"] ** 2 for iteration in (1, 2)]
-    expected = estimate(
+    noise, signal = estimate(
         small=4, small_square=sum(squares) / 2, large=8, large_square=large[1]["optimizer/grad_norm"] ** 2
     )
-    assert small[2]["gradient_noise_scale/noise"] == pytest.approx(expected.noise, rel=1e-3)
-    assert small[2]["gradient_noise_scale/signal"] == pytest.approx(expected.signal, rel=1e-3)
-    assert expected.noise > 0
-    assert expected.signal > 0
-    ratio = expected.noise / expected.signal
+    assert small[2]["gradient_noise_scale/noise"] == pytest.approx(noise, rel=1e-3)
+    assert small[2]["gradient_noise_scale/signal"] == pytest.approx(signal, rel=1e-3)
+    assert noise > 0
+    assert signal > 0
+    ratio = noise / signal
     assert small[2]["gradient_noise_scale/simple"] == pytest.approx(ratio, rel=1e-3)
     assert "gradient_noise_scale/noise" not in small[1]
 

@@ -5,7 +5,7 @@ import torch
 
 from neox_config.facts.learning_rate import WarmupThenDecay
 from neox_model.metrics.throughput import Throughput
-from neox_model.metrics.timers import Phases
+from neox_model.metrics.timers import Timers
 from neox_model.metrics.writers.jsonl import JsonlWriter, read_metrics
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import SINGLE_RANK
@@ -118,7 +118,7 @@ def test_a_long_interval_is_not_silent(caplog):
 
 def test_phases_before_a_pause_do_not_count_in_the_interval_after_it():
     clock = iter(range(1000))
-    record, phases = Record(), Phases(clock=lambda: float(next(clock)))
+    record, phases = Record(), Timers(clock=lambda: float(next(clock)))
 
     class Step(CountingStep):
         def __call__(self, batches):

@@ -79,11 +79,3 @@ def test_ranks_are_compared_once_per_interval_without_the_first_iteration(monkey
     record, measured = compared(monkeypatch, [(1.0, 1.0)] * 2, interval=3)
     assert [iteration for iteration, _ in record.metrics] == [3, 6]
     assert (measured.discarded, measured.ended) == (1, 5)
-
-
-def test_memory_is_recorded_again_when_it_has_grown_by_a_tenth(monkeypatch):
-    record, _ = compared(monkeypatch, [(None, None)] * 4, memory=(10.0, 10.9, 11.5, 11.6))
-    assert record.events == [
-        ("memory", 1, {"bytes": 10.0, "rank": 1, "host": "host-1"}),
-        ("memory", 3, {"bytes": 11.5, "rank": 1, "host": "host-1"}),
-    ]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from neox_config.derive.attention_layers import types_in
 from neox_config.derive.engine import chosen_engine, uses_pipeline
 from neox_config.derive.experts import has_experts
+from neox_config.derive.optimizer_arguments import optimizer_facts
 from neox_config.derive.pipeline import splits_backward
 from neox_config.derive.recomputation import recomputes_gated_product
 from neox_config.extras.compression.facts import (
@@ -27,10 +28,9 @@ from neox_config.extras.compression.matrices import (
     matrix_shape,
 )
 from neox_config.facts.attention import BIASED_SCORES
-from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_config.facts.stores import is_url
 from neox_config.pluralize import pluralize
-from neox_config.problems import Problem, did_you_mean
+from neox_config.problems import Problem, did_you_mean, refusals
 from neox_config.schema.config import NeoXConfig
 
 _NAME = "compression_training"
@@ -162,34 +162,54 @@ def compression_groups_are_disjoint(c: NeoXConfig) -> Iterator[Problem]:
 def compressed_layers_are_plain(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse compression of adapters, of shared layers, and where weights of replicas differ."""
     if not compresses(c):
-        return
-    if c.adapters.lora_rank:
-        what = "cannot be combined with compression_training, which trains the layers' own matrices"
-        yield Problem("lora_rank", what, "remove it")
-    if c.model.num_unique_layers is not None and c.model.num_unique_layers < c.model.num_layers:
-        what = "cannot be combined with compression_training, which knows matrices by their layer"
-        yield Problem("num_unique_layers", what, "remove it")
-    facts = OPTIMIZER_FACTS.get(c.optimizer.optimizer.kind)
-    if facts is not None and facts.replica_states:
-        what = "cannot be combined with compression_training: gradients and weights differ between replicas"
-        yield Problem("optimizer.type", what, "use Adam")
-    if splits_backward(c):
-        what = "cannot be combined with compression_training: it computes gradients of weights apart"
-        yield Problem("pipeline_schedule", what, "use 1f1b or interleaved")
+        return iter(())
+    cannot, parts = "cannot be combined with compression_training", c.compression.compression_training
+    return refusals(
+        (c.adapters.lora_rank, "lora_rank", f"{cannot}, which trains the layers' own matrices", "remove it"),
+        (
+            _shares_weights(c),
+            "num_unique_layers",
+            f"{cannot}, which knows matrices by their layer",
+            "remove it",
+        ),
+        (
+            optimizer_facts(c).replica_states,
+            "optimizer.type",
+            f"{cannot}: gradients and weights differ between replicas",
+            "use Adam",
+        ),
+        (
+            splits_backward(c),
+            "pipeline_schedule",
+            f"{cannot}: it computes gradients of weights apart",
+            "use 1f1b or interleaved",
+        ),
+        (
+            chosen_engine(c).name == "deepspeed" and c.zero.zero_optimization.stage > 0,
+            "zero_optimization.stage",
+            f"{cannot} under DeepSpeed's engine",
+            "use engine: torch, or stage 0",
+        ),
+        (
+            c.optimizer.ema_decay is not None,
+            "ema_decay",
+            "averages weights that are neither quantized nor pruned, as those of the compressed model are",
+            "remove it, or compress after training",
+        ),
+        *(
+            (
+                has_experts(c) and getattr(parts, part).shared_parameters.enabled,
+                f"compression_training.{part}.shared_parameters.enabled",
+                "requires matrices of feed-forward blocks, which experts do not have",
+                "set it to false, or moe-num-experts: 1",
+            )
+            for part in COMPRESSIONS
+        ),
+    )
 
 
-def compression_has_whole_weights(c: NeoXConfig) -> Iterator[Problem]:
-    """Refuse DeepSpeed's ZeRO, whose partitions of weights have no rows."""
-    if compresses(c) and chosen_engine(c).name == "deepspeed" and c.zero.zero_optimization.stage > 0:
-        what = "cannot be combined with compression_training under DeepSpeed's engine"
-        yield Problem("zero_optimization.stage", what, "use engine: torch, or stage 0")
-
-
-def averages_are_not_compressed(c: NeoXConfig) -> Iterator[Problem]:
-    """Refuse averages of the weights of a compressed model."""
-    if c.optimizer.ema_decay is not None and compresses(c):
-        what = "averages weights that are neither quantized nor pruned, as those of the compressed model are"
-        yield Problem("ema_decay", what, "remove it, or compress after training")
+def _shares_weights(c: NeoXConfig) -> bool:
+    return c.model.num_unique_layers is not None and c.model.num_unique_layers < c.model.num_layers
 
 
 def bits_do_not_grow(c: NeoXConfig) -> Iterator[Problem]:
@@ -220,13 +240,23 @@ def fp32_weights_are_quantized_forward(c: NeoXConfig) -> Iterator[Problem]:
     """Require 16-bit weights besides their float32 values for quantization in the optimizer step."""
     shared = c.compression.compression_training.weight_quantization.shared_parameters
     if not shared.enabled or shared.quantize_weight_in_forward:
-        return
+        return iter(())
     name = f"{_WEIGHTS}.shared_parameters.quantize_weight_in_forward"
-    if not (c.precision.is_fp16 or c.precision.is_bf16):
-        yield Problem(name, "must be true without fp16 or bf16", "set it to true, or enable fp16 or bf16")
-    elif c.zero.zero_optimization.stage > 0:
-        what = "must be true with ZeRO, which makes 16-bit weights during the forward pass"
-        yield Problem(name, what, "set it to true, or zero_optimization.stage: 0")
+    has_16_bits = c.precision.is_fp16 or c.precision.is_bf16
+    return refusals(
+        (
+            not has_16_bits,
+            name,
+            "must be true without fp16 or bf16",
+            "set it to true, or enable fp16 or bf16",
+        ),
+        (
+            has_16_bits and c.zero.zero_optimization.stage > 0,
+            name,
+            "must be true with ZeRO, which makes 16-bit weights during the forward pass",
+            "set it to true, or zero_optimization.stage: 0",
+        ),
+    )
 
 
 def patterns_of_weights_have_their_density(c: NeoXConfig) -> Iterator[Problem]:
@@ -335,51 +365,81 @@ def _patterns_are_valid(c: NeoXConfig) -> bool:
 
 def eigenvalues_are_those_of_layers(c: NeoXConfig) -> Iterator[Problem]:
     """Require the names of our layers, and that each process has the whole model."""
-    section = c.engine.eigenvalue
+    section, layers = c.engine.eigenvalue, c.model.num_layers
     if not section.enabled:
-        return
-    if section.layer_name != _LAYERS:
-        yield Problem("eigenvalue.layer_name", "is no module with layers", f"use {_LAYERS}")
-    if not 1 <= section.layer_num <= c.model.num_layers:
-        what = f"must be between 1 and num-layers: {c.model.num_layers}"
-        yield Problem("eigenvalue.layer_num", what, f"use {c.model.num_layers} for all layers")
-    if recomputes_gated_product(c, is_fused=False):
-        what = "cannot be combined with eigenvalue.enabled: what is recomputed has no second derivatives"
-        yield Problem("recompute_gated_product", what, "set recompute-gated-product: auto, or false")
-    divided = {
-        "model_parallel_size": c.parallelism.model_parallel_size > 1,
-        "pipe_parallel_size": uses_pipeline(c),
-        "zero_optimization.stage": c.zero.zero_optimization.stage > 0,
-    }
-    for name in (name for name, is_divided in divided.items() if is_divided):
-        what = "cannot be combined with eigenvalue.enabled: gradients of divided models have no gradients"
-        yield Problem(name, what, "use data parallelism alone, or set eigenvalue.enabled: false")
+        return iter(())
+    divided = "cannot be combined with eigenvalue.enabled: gradients of divided models have no gradients"
+    alone = "use data parallelism alone, or set eigenvalue.enabled: false"
+    return refusals(
+        (
+            section.layer_name != _LAYERS,
+            "eigenvalue.layer_name",
+            "is no module with layers",
+            f"use {_LAYERS}",
+        ),
+        (
+            not 1 <= section.layer_num <= layers,
+            "eigenvalue.layer_num",
+            f"must be between 1 and num-layers: {layers}",
+            f"use {layers} for all layers",
+        ),
+        (
+            recomputes_gated_product(c, is_fused=False),
+            "recompute_gated_product",
+            "cannot be combined with eigenvalue.enabled: what is recomputed has no second derivatives",
+            "set recompute-gated-product: auto, or false",
+        ),
+        (c.parallelism.model_parallel_size > 1, "model_parallel_size", divided, alone),
+        (uses_pipeline(c), "pipe_parallel_size", divided, alone),
+        (c.zero.zero_optimization.stage > 0, "zero_optimization.stage", divided, alone),
+    )
 
 
 def students_copy_named_layers(c: NeoXConfig) -> Iterator[Problem]:
     """Require a teacher, and one of its layers for each layer of the student."""
-    reduction = c.compression.compression_training.layer_reduction
+    reduction, layers = c.compression.compression_training.layer_reduction, c.model.num_layers
     if not reduction.enabled:
-        return
-    kept, listed = reduction.keep_number_layer, reduction.teacher_layer
-    number = c.model.num_layers if kept is None else kept
-    if listed is None and reduction.module_name_prefix:
-        what = "is missing, but module_name_prefix copies layers"
-        layers = pluralize(number, "layer")
-        yield Problem(f"{_REDUCTION}.teacher_layer", what, f"list {layers} of the teacher", value="")
-    if listed is not None and len(listed) != number:
-        what = f"lists {pluralize(len(listed), 'layer')}, but the student has {number:,}"
-        yield Problem(f"{_REDUCTION}.teacher_layer", what, f"list {pluralize(number, 'layer')}")
-    if kept not in (None, c.model.num_layers):
-        what = f"must be num-layers: {c.model.num_layers}"
-        yield Problem(f"{_REDUCTION}.keep_number_layer", what, f"use {c.model.num_layers}")
-    if any(layer < 0 for layer in listed or ()):
-        yield Problem(f"{_REDUCTION}.teacher_layer", "contains a negative number", "count layers from 0")
-    if reduction.teacher is None:
-        what = "is missing, but layer_reduction is enabled"
-        yield Problem(f"{_REDUCTION}.teacher", what, "set it to the folder of its checkpoints", value="")
-    elif is_url(reduction.teacher):
-        yield Problem(f"{_REDUCTION}.teacher", "is no folder", "download the checkpoint first")
+        return iter(())
+    kept, listed, teacher = reduction.keep_number_layer, reduction.teacher_layer, reduction.teacher
+    wanted = pluralize(layers if kept is None else kept, "layer")
+    return refusals(
+        (
+            listed is None and reduction.module_name_prefix,
+            f"{_REDUCTION}.teacher_layer",
+            "is missing, but module_name_prefix copies layers",
+            f"list {wanted} of the teacher",
+        ),
+        (
+            listed is not None and len(listed) != (layers if kept is None else kept),
+            f"{_REDUCTION}.teacher_layer",
+            f"lists {pluralize(len(listed or ()), 'layer')}, but the student has {wanted}",
+            f"list {wanted}",
+        ),
+        (
+            kept not in (None, layers),
+            f"{_REDUCTION}.keep_number_layer",
+            f"must be num-layers: {layers}",
+            f"use {layers}",
+        ),
+        (
+            any(layer < 0 for layer in listed or ()),
+            f"{_REDUCTION}.teacher_layer",
+            "contains a negative number",
+            "count layers from 0",
+        ),
+        (
+            teacher is None,
+            f"{_REDUCTION}.teacher",
+            "is missing, but layer_reduction is enabled",
+            "set it to the folder of its checkpoints",
+        ),
+        (
+            teacher is not None and is_url(teacher),
+            f"{_REDUCTION}.teacher",
+            "is no folder",
+            "download the checkpoint first",
+        ),
+    )
 
 
 def students_copy_modules(c: NeoXConfig) -> Iterator[Problem]:
@@ -421,43 +481,47 @@ def students_are_whole_models(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse students with adapters or shared layers, and teachers of divided layers."""
     reduction = c.compression.compression_training.layer_reduction
     if not reduction.enabled:
-        return
-    if c.adapters.lora_rank:
-        what = "cannot be combined with layer_reduction: adapters are added to a model whose weights stay"
-        yield Problem("lora_rank", what, "train the student first")
-    if c.model.num_unique_layers is not None and c.model.num_unique_layers < c.model.num_layers:
-        what = "cannot be combined with layer_reduction, which copies every layer from another one"
-        yield Problem("num_unique_layers", what, "remove it")
-    if not reduction.distill.enabled:
-        return
-    if reduction.distill.hidden_states_weight and not reduction.module_name_prefix:
-        what = "compares the layers that module_name_prefix copies, and it is missing"
-        yield Problem(f"{_REDUCTION}.distill.hidden_states_weight", what, "set module_name_prefix: layers")
-    zero = c.zero.zero_optimization.stage
-    divided = {
-        "pipe_parallel_size": (
-            uses_pipeline(c),
-            "stages have no teacher, whose results are compared where the student's are",
+        return iter(())
+    is_taught, change = reduction.distill.enabled, "change it, or set distill.enabled: false"
+    cannot, with_teacher = (
+        "cannot be combined with layer_reduction",
+        "cannot be combined with layer_reduction.distill",
+    )
+    return refusals(
+        (
+            c.adapters.lora_rank,
+            "lora_rank",
+            f"{cannot}: adapters are added to a model whose weights stay",
+            "train the student first",
         ),
-        "sequence_parallel": (
-            c.parallelism.sequence_parallel,
-            "the results of a part of the tokens are compared with those of all",
+        (
+            _shares_weights(c),
+            "num_unique_layers",
+            f"{cannot}, which copies every layer from another one",
+            "remove it",
         ),
-        "zero_optimization.stage": (
-            chosen_engine(c).name == "deepspeed" and zero > 0,
-            "DeepSpeed's engine partitions weights as they are built; use engine: torch",
+        (
+            is_taught and reduction.distill.hidden_states_weight and not reduction.module_name_prefix,
+            f"{_REDUCTION}.distill.hidden_states_weight",
+            "compares the layers that module_name_prefix copies, and it is missing",
+            "set module_name_prefix: layers",
         ),
-    }
-    for name, (is_set, why) in divided.items():
-        if is_set:
-            what = f"cannot be combined with layer_reduction.distill: {why}"
-            yield Problem(name, what, "change it, or set distill.enabled: false")
-
-
-def experts_are_not_compressed(c: NeoXConfig) -> Iterator[Problem]:
-    """Refuse to quantize or prune models with experts."""
-    for part in COMPRESSIONS if has_experts(c) else ():
-        if getattr(c.compression.compression_training, part).shared_parameters.enabled:
-            what = "requires matrices of feed-forward blocks, which experts do not have"
-            name = f"compression_training.{part}.shared_parameters.enabled"
-            yield Problem(name, what, "set it to false, or moe-num-experts: 1")
+        (
+            is_taught and uses_pipeline(c),
+            "pipe_parallel_size",
+            f"{with_teacher}: stages have no teacher, whose results are compared where the student's are",
+            change,
+        ),
+        (
+            is_taught and c.parallelism.sequence_parallel,
+            "sequence_parallel",
+            f"{with_teacher}: the results of a part of the tokens are compared with those of all",
+            change,
+        ),
+        (
+            is_taught and chosen_engine(c).name == "deepspeed" and c.zero.zero_optimization.stage > 0,
+            "zero_optimization.stage",
+            f"{with_teacher}: DeepSpeed's engine partitions weights as they are built; use engine: torch",
+            change,
+        ),
+    )

@@ -29,10 +29,7 @@ def fitting_family(spec: ModelSpec, name: str | None) -> Family:
         name: `model_type` to use; None: the first one that fits.
     """
     # What a class does not have does not come back.
-    lacks = {
-        each.name: list(map(str, differences(spec, each.read(each.write(spec)))))
-        for each in FAMILIES.values()
-    }
+    lacks = {each.name: differences(spec, each.read(each.write(spec))) for each in FAMILIES.values()}
     fitting = [FAMILIES[each] for each, options in lacks.items() if not options]
     if not fitting:
         rows = sorted(lacks.items(), key=lambda item: len(item[1]))

@@ -84,7 +84,7 @@ def compared_base(
     files, theirs = open_weights(model, family, family.read(config))
     rows = whole_number(config.get("vocab_size", checkpoint.vocab_size), "vocab_size")
     sides = Sides(checkpoint, model, family, tokenizer, rows=rows)
-    found = list(map(str, differences(checkpoint.model, theirs)))
+    found = differences(checkpoint.model, theirs)
     if not found:
         logger.info("comparing the base with %s", model)
         try:

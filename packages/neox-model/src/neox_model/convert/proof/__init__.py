@@ -60,7 +60,7 @@ def prove(
     logger.info("comparing architectures and tokenizers")
     stated = sides.family.read(read_json(sides.folder / "config.json"))
     files, theirs = open_weights(sides.folder, sides.family, stated)
-    if options := "; ".join(map(str, differences(model, theirs))):
+    if options := "; ".join(differences(model, theirs)):
         raise ProofError(
             f"{sides.folder / 'config.json'} is of another model than {sides.weights.folder}: {options}"
         )

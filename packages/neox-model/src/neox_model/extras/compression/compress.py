@@ -34,7 +34,7 @@ from neox_model.checkpoint.shards import ShardReader
 from neox_model.checkpoint.stream import StreamedTensor
 from neox_model.convert.checkpoints import Checkpoint, build_sequential
 from neox_model.convert.errors import ConversionError
-from neox_model.convert.output import folder_written_aside, refuse_existing
+from neox_model.convert.output import folder_written_aside
 from neox_model.convert.proof import provenance
 from neox_model.convert.proof.comparison import Figures
 from neox_model.convert.stored import StoredWeights
@@ -69,7 +69,6 @@ def compress(folder: Path, output: Path, *, exact_inputs: bool = False) -> dict[
     Raises:
         NeoXError: the checkpoint is damaged or not compressed, has quantized inputs, or the results differ.
     """
-    refuse_existing(output)
     logger.info("reading %s", folder)
     source = Compression(folder, exact_inputs=exact_inputs)
     with folder_written_aside(output) as aside:
@@ -108,7 +107,6 @@ def write_plain(source: "Compression", folder: Path) -> tuple[Path, dict[str, An
         ),
         "bytes_after": sum(value.nbytes for value in weights.values()),
         "sparsity_of_compressed_matrices": zeros / numel if numel else 0.0,
-        "not_removed": source.not_removed(width),
     }
 
 
@@ -203,26 +201,6 @@ class Compression:
         if parts[3] != "down":
             return values[keep].contiguous()
         return values[:, keep].contiguous() if parts[4] == "weight" else values
-
-    def not_removed(self, width: int | None) -> list[str]:
-        """Return why pruned rows and heads are still there, as zeros."""
-        masks = {
-            kind
-            for matrix in self.matrices.values()
-            for kind, pruning in matrix.compression.masks()
-            if pruning.is_on
-        }
-        reasons = []
-        if "rows" in masks and width is None:
-            reasons.append(
-                "rows of the MLP: layers prune different numbers of them or not all layers do, "
-                "related_modules does not name all matrices with them, or the activation of 0 is not 0"
-            )
-        if "heads" in masks:
-            reasons.append(
-                "heads: layers may prune different ones, and num-attention-heads is that of all layers"
-            )
-        return reasons
 
     def _kept_rows(self) -> dict[int, Tensor]:
         """Return the rows of the MLP that each layer needs; empty if not all layers can lose as many."""

@@ -21,7 +21,7 @@ from neox_model.convert.checkpoints import Checkpoint
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.families import Family, fitting_family
 from neox_model.convert.families.family import Tensors
-from neox_model.convert.output import folder_written_aside, refuse_existing
+from neox_model.convert.output import folder_written_aside
 from neox_model.convert.proof import provenance
 from neox_model.convert.proof.comparison import Figures
 from neox_model.convert.reference import computed, linear_names, load_model, pack_integers, require_packing
@@ -83,7 +83,6 @@ def write_packed(
             quantized in a form that can be packed, or the logits differ.
     """
     require_packing("neox-convert compress --packed")
-    refuse_existing(output)
     logger.info("reading %s", folder)
     source = Compression(folder, exact_inputs=exact_inputs)
     Checkpoint(folder, is_compressed=True).tokenizer(vocab_file=vocab_file, merge_file=merge_file)
@@ -109,7 +108,7 @@ def write_packed(
                 sum(files.whole(name).nbytes for name in parts),
             ],
         }
-        same = ("tensors", "parameters", "sparsity_of_compressed_matrices", "not_removed")
+        same = ("tensors", "parameters", "sparsity_of_compressed_matrices")
         result |= {name: sizes[name] for name in same}
         result |= provenance(folder, aside, packages=("transformers", "compressed_tensors"))
         write_json(aside / "verification.json", result)

@@ -10,7 +10,7 @@ import numpy as np
 from neox_config import Resolved
 from neox_config.errors import NeoXError
 from neox_config.pluralize import pluralize
-from neox_data.block_index import IndexInProgress, begin_index, open_block_index, remove_rest
+from neox_data.block_index import IndexInProgress, begin_index, open_block_index
 from neox_data.inverse_cloze import Blocks
 from neox_model.checkpoint.outcome import shared_outcome
 from neox_model.extras.retrieval.opened import Towers, open_towers
@@ -45,8 +45,6 @@ def index_in(groups: Groups, resolved: Resolved) -> str | None:
     with shared_outcome(groups.control, f"making the index {folder}", keeps_bugs=True):
         if is_complete:
             open_block_index(folder).check(origin)
-            if groups.world.rank == 0:
-                remove_rest(folder, origin)
         elif groups.world.rank == 0:
             size = -(-places_4N.shape[1] // (groups.data.size * _PARTS_OF_A_REPLICA))
             begin_index(folder, origin, part_blocks=min(size, _MOST_OF_A_PART))

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from neox_model.layers.experts.router import partial_parameter
 from neox_model.parallel.compile_disabled import CompileDisabled
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.linear import zero_init
@@ -116,11 +115,10 @@ class ExpertBlocks(nn.Module):
         self.up = parameter(wide, init=init, split_dim=2)
         self.gate = parameter(wide, init=init, split_dim=2) if is_gated else None
         self.down = parameter(narrow, init=output_init, split_dim=1)
-        biases = partial(parameter, init=zero_init, split_dim=1, is_biases=True)
-        self.up_bias = biases((number, width)) if bias else None
-        self.gate_bias = biases((number, width)) if bias and is_gated else None
-        whole = partial(partial_parameter, experts=experts, is_biases=True)
-        self.down_bias = whole((number, hidden_size), zero_init, group) if bias else None
+        biases = partial(parameter, init=zero_init, is_biases=True)
+        self.up_bias = biases((number, width), split_dim=1) if bias else None
+        self.gate_bias = biases((number, width), split_dim=1) if bias and is_gated else None
+        self.down_bias = biases((number, hidden_size), is_partial=True) if bias else None
         # Outputs are summed over ranks: the first adds it, and the gradient of the others is 0.
         self.down_share = float(group.rank == 0)
         shapes = {"up": wide, "gate": wide, "down": narrow}

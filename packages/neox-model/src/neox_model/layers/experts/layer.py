@@ -8,6 +8,7 @@ Sources: arXiv:1701.06538; arXiv:2211.15841 (without dropped tokens).
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,9 +17,9 @@ from torch.nn import functional
 
 from neox_model.layers.experts.blocks import ExpertBlocks
 from neox_model.layers.experts.dispatch import LOCAL_DISPATCH, Dispatcher
-from neox_model.layers.experts.router import Router, partial_parameter
+from neox_model.layers.experts.router import Router
 from neox_model.parallel.groups import SINGLE_RANK, Group
-from neox_model.parallel.logical import InitMethod
+from neox_model.parallel.logical import InitMethod, logical_parameter
 from neox_model.parallel.sequence import TPInput, from_row_parallel, gather_input
 
 __all__ = ["Experts"]
@@ -30,12 +31,12 @@ class _ByExpert(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tokens_TD: Tensor, order_R: Tensor, places_TK: Tensor) -> Tensor:
         ctx.save_for_backward(places_TK)
-        return tokens_TD[order_R // places_TK.shape[1]]
+        return tokens_TD.index_select(0, order_R // places_TK.shape[1])
 
     @staticmethod
     def backward(ctx: Any, of_rows: Tensor) -> tuple[Tensor, None, None]:
         (places_TK,) = ctx.saved_tensors
-        return of_rows[places_TK].sum(dim=1), None, None
+        return functional.embedding_bag(places_TK, of_rows, mode="sum"), None, None
 
 
 class _ByToken(torch.autograd.Function):
@@ -44,12 +45,12 @@ class _ByToken(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows_RD: Tensor, weights_TK: Tensor, order_R: Tensor, places_TK: Tensor) -> Tensor:
         ctx.save_for_backward(rows_RD, weights_TK, order_R, places_TK)
-        return (rows_RD[places_TK] * weights_TK.unsqueeze(-1)).sum(dim=1)
+        return functional.embedding_bag(places_TK, rows_RD, per_sample_weights=weights_TK, mode="sum")
 
     @staticmethod
     def backward(ctx: Any, of_tokens: Tensor) -> tuple[Tensor, Tensor, None, None]:
         rows_RD, weights_TK, order_R, places_TK = ctx.saved_tensors
-        of_tokens_RD = of_tokens[order_R // places_TK.shape[1]]
+        of_tokens_RD = of_tokens.index_select(0, order_R // places_TK.shape[1])
         of_weights_R = (rows_RD * of_tokens_RD).sum(dim=-1)
         of_rows = of_tokens_RD * weights_TK.flatten()[order_R].unsqueeze(-1)
         return of_rows, of_weights_R[places_TK], None, None
@@ -87,7 +88,8 @@ class Experts(nn.Module):
         self.router = router()
         self.experts = blocks(self.router.number)
         self.shared = None if shared is None else shared()
-        self.shared_gate = partial_parameter((1, hidden_size), init, group) if has_shared_gate else None
+        gate = partial(logical_parameter, (1, hidden_size), init=init, group=group, is_partial=True)
+        self.shared_gate = gate() if has_shared_gate else None
 
     def matrices(self) -> Iterator[nn.Parameter]:
         """Yield the weights that are matrices, the router's too, and those of all experts in one.

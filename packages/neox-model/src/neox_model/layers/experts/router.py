@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,9 +14,8 @@ from neox_model.parallel.collectives import all_reduce
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.linear import zero_init
 from neox_model.parallel.logical import InitMethod, LogicalState, logical_parameter
-from neox_model.parallel.partial_gradients import ensure_partial
 
-__all__ = ["LOADS", "SCORES", "Balance", "Router", "partial_parameter", "sinkhorn"]
+__all__ = ["LOADS", "SCORES", "Balance", "Router", "sinkhorn"]
 
 SCORES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "softmax": lambda logits: logits.softmax(dim=-1),
@@ -99,8 +99,9 @@ class Router(nn.Module):
         self.scores, self.summed = SCORES[scores], _SUMMED[scores]
         self.balance = balance
         self.group = group
-        self.weight = partial_parameter((number, hidden_size), init, group)
-        self.logits_bias = partial_parameter((number,), zero_init, group) if has_logits_bias else None
+        parameter = partial(logical_parameter, group=group, is_partial=True)
+        self.weight = parameter((number, hidden_size), init=init)
+        self.logits_bias = parameter((number,), init=zero_init) if has_logits_bias else None
         self.counts: Tensor
         self.register_buffer("counts", torch.zeros(number, dtype=torch.int64), persistent=False)
         self.bias: Tensor | None
@@ -299,10 +300,3 @@ def sinkhorn(logits_TE: Tensor) -> Tensor:
         of_experts = torch.where(is_done, of_experts, columns)
         is_done = is_done | (change < _SINKHORN_TOLERANCE)
     return of_experts * costs_TE * of_tokens.unsqueeze(1)
-
-
-def partial_parameter(shape: tuple[int, ...], init: InitMethod, group: Group, **options: Any) -> nn.Parameter:
-    """Return a parameter of which each tensor-parallel rank computes a part of the gradient."""
-    parameter = logical_parameter(shape, init=init, group=group, **options)
-    ensure_partial(parameter, group)
-    return parameter

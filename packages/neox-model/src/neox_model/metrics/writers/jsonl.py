@@ -8,7 +8,6 @@ already recorded for that iteration are skipped.
 """
 
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -62,7 +61,7 @@ class JsonlWriter:
             self.attempt, self._recorded = _state_at(path, iteration)
         elif not iteration:
             _begin_new_run(path, folder / FAILURES, launch=launch)
-        self._path, self._file = path, path.open("a", encoding="utf-8")
+        self._file = path.open("a", encoding="utf-8")
         self.event("attempt", iteration, {"format": FORMAT} | ({"launch": launch} if launch else {}))
 
     def write(self, metrics: Mapping[str, float], iteration: int) -> None:
@@ -86,11 +85,6 @@ class JsonlWriter:
         self._file.close()
 
     def _append(self, iteration: int, content: Mapping[str, Any]) -> None:
-        if os.fstat(self._file.fileno()).st_nlink == 0:
-            logger.warning("%s was deleted during the run: a new one begins here", self._path)
-            self._file.close()
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("a", encoding="utf-8")
         head = {"time": round(self._clock(), 3), "attempt": self.attempt, "iteration": iteration}
         self._file.write(finite_json.dumps({**head, **content}) + "\n")
 
@@ -177,16 +171,7 @@ def _dict_in(line: bytes) -> dict[str, Any]:
 def _drop_truncated_line(path: Path) -> None:
     """Remove a last line that a killed process left without its end, so that the next one begins a line."""
     with path.open("r+b") as file:
-        position = file.seek(0, os.SEEK_END)
-        while position:
-            start = max(0, position - 65536)
-            file.seek(start)
-            end = file.read(position - start).rfind(b"\n")
-            if end >= 0:
-                file.truncate(start + end + 1)
-                return
-            position = start
-        file.truncate(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def _begin_new_run(record: Path, failures: Path, *, launch: str | None) -> None:

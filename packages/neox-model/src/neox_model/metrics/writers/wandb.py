@@ -1,6 +1,5 @@
 """Write metrics to Weights & Biases."""
 
-import inspect
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -66,9 +65,6 @@ def require_wandb(host: str | None = None) -> None:
     """
     wandb = _package()
     if wandb.setup().settings.mode != "online":
-        return
-    # Older versions cannot look for a key without asking for one; there, `wandb.init` reports it.
-    if "prompt" not in inspect.signature(wandb.login).parameters:
         return
     try:
         has_key = _has_key(wandb, host)

@@ -16,17 +16,15 @@ from neox_model.train.callbacks.progress import ProgressCallback
 from neox_model.train.callbacks.record import RecordCallback
 from neox_model.train.callbacks.replica_check import ReplicaCheck
 from neox_model.train.callbacks.spikes import SpikeDetection, SpikeHandler
-from neox_model.train.callbacks.steps import EmptyMicroBatches, LeftOutBatches, VaryingLengths, ZLoss
+from neox_model.train.callbacks.steps import LeftOutBatches, VaryingLengths, ZLoss
 from neox_model.train.callbacks.stop import AutoresumeCallback, StopCallback
 from neox_model.train.callbacks.stragglers import StragglersCallback
 from neox_model.train.callbacks.tensors import (
+    GradientFigures,
     GradientNoise,
-    GradientNorms,
     TensorNorms,
-    TensorZeros,
-    ZeroGradients,
 )
-from neox_model.train.callbacks.upkeep import GarbageCollection, LocalSteps
+from neox_model.train.callbacks.upkeep import GarbageCollection
 from neox_model.train.run import Callback, Extensions, Run
 
 __all__ = ["add_callbacks"]
@@ -43,7 +41,6 @@ _CALLBACKS: tuple[Build, ...] = (
     # First, so that what the others do does not count as the time of the step.
     ProgressCallback.from_run,
     # Around the step: a later one is outside of the earlier ones.
-    EmptyMicroBatches.from_run,
     _extra(
         "neox_model.extras.eigenvalues.measure:EigenvaluesCallback",
         lambda run: run.config.engine.eigenvalue.enabled,
@@ -71,14 +68,11 @@ _CALLBACKS: tuple[Build, ...] = (
     ForwardCheck.from_run,
     ReserveCallback.from_run,
     TensorNorms.from_run,
-    GradientNorms.from_run,
-    TensorZeros.from_run,
-    ZeroGradients.from_run,
+    GradientFigures.from_run,
     GradientNoise.from_run,
     # Saves follow the logging of an iteration, and evaluations, which may fail, follow its save.
     CheckpointCallback.from_run,
     EvaluateCallback.from_run,
-    LocalSteps.from_run,
     _extra(
         "neox_model.extras.token_dropping.callback:DropTokens",
         lambda run: run.config.data_efficiency.data_efficiency.enabled,

@@ -12,7 +12,7 @@ from torch import Tensor
 from neox_launcher.protocol.eta import Eta
 from neox_model.metrics.bus import SKIPPED, SPIKE, SPIKE_LIMIT
 from neox_model.metrics.memory import memory_metrics
-from neox_model.metrics.timers import Phases
+from neox_model.metrics.timers import Timers, phase_times
 from neox_model.train.run import Callback, Run
 from neox_model.train.state import StepReport
 
@@ -40,7 +40,7 @@ class LogCallback(Callback):
         interval: int,
         *,
         memory: Callable[[], Mapping[str, float]] = dict,
-        phases: Phases | None = None,
+        phases: Timers | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._interval = interval
@@ -52,7 +52,7 @@ class LogCallback(Callback):
         section, engine, phases = run.config.engine, run.engine, None
         if section.wall_clock_breakdown or section.flops_profiler.enabled:
             on_gpu = engine.device.type == "cuda"
-            phases = Phases(partial(torch.cuda.synchronize, engine.device) if on_gpu else lambda: None)
+            phases = Timers(partial(torch.cuda.synchronize, engine.device) if on_gpu else lambda: None)
             engine.measure_phases(phases.measure)
         return cls(
             run.config.logging.log_interval, memory=partial(memory_metrics, engine.device), phases=phases
@@ -113,7 +113,7 @@ class LogCallback(Callback):
         """Measure from here on, so that the pause does not count as training time."""
         self.run.timers.read()
         if self._phases is not None:
-            self._phases.read(0.0)
+            self._phases.read()
         self._pace.leave_out()
         self._written_tokens, self._written_iteration = self.run.state.tokens, self.run.state.iteration
 
@@ -126,7 +126,7 @@ class LogCallback(Callback):
         metrics["time/iteration"] = seconds / iterations
         metrics |= {f"time/{name}": spent for name, spent in activities.items()}
         if self._phases is not None:
-            phases = self._phases.read(seconds)
+            phases = phase_times(self._phases.read()[1], seconds)
             metrics |= {f"time/{name}": spent / iterations for name, spent in phases.items()}
         metrics[SKIPPED] = state.skipped_iterations
         metrics["progress/tokens"], metrics["progress/samples"] = state.tokens, state.samples

@@ -1,6 +1,5 @@
-"""Callbacks around a step: for varying lengths, for batches left out or empty, and for a term of the loss."""
+"""Callbacks around a step: for varying lengths, for batches left out, and for a term of the loss."""
 
-import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
@@ -10,75 +9,15 @@ import torch
 from torch import Tensor
 
 from neox_config.extras.data_efficiency.curricula import length_schedule
-from neox_config.pluralize import pluralize
 from neox_model.engine.mean_loss import mean_over
 from neox_model.parallel.collectives import all_reduce
-from neox_model.parallel.control import all_gather_object
 from neox_model.parallel.groups import Groups
 from neox_model.train.data.batch import Batch
 from neox_model.train.run import Callback, Run
 from neox_model.train.state import StepReport
 from neox_model.train.step import TrainStep
 
-__all__ = ["EmptyMicroBatches", "LeftOutBatches", "VaryingLengths", "ZLoss"]
-
-logger = logging.getLogger(__name__)
-
-
-class EmptyMicroBatches(Callback):
-    """Warns once if a micro-batch without a target counts as a loss of 0 in the mean over micro-batches.
-
-    Args:
-        groups: this job's process groups; one rank of each replica counts.
-        interval: iterations between additions of the counts of all ranks.
-    """
-
-    def __init__(self, groups: Groups, *, interval: int) -> None:
-        self._control = groups.control
-        self._counts = groups.model.rank == 0 and groups.pipe.rank == 0
-        self._interval = interval
-        self._has_warned = False
-        self._empty = self._all = 0
-
-    @classmethod
-    def from_run(cls, run: Run) -> Self | None:
-        """Build it if losses are averaged by micro-batch, and one may contain no token that counts."""
-        data = run.config.data
-        may_be_empty = data.eod_mask_loss or data.train_label_data_paths is not None
-        may_be_empty |= data.pack_impl != "packed" or run.resolved.data.objective == "masked"
-        if run.config.training.loss_normalization != "micro_batch" or not may_be_empty:
-            return None
-        return cls(run.groups, interval=run.config.logging.log_interval)
-
-    def around_step(self, step: TrainStep, batches: Iterator[Batch]) -> StepReport:
-        """Count the micro-batches without a target."""
-        if self._has_warned:
-            return step(batches)
-        report = step(self._counted(batches) if self._counts else batches)
-        following = self.run.state.iteration + 1
-        if following % self._interval == 0 or following == self.run.state.last_iteration:
-            self._warn()
-        return report
-
-    def _counted(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        for batch in batches:
-            self._all += 1
-            self._empty += not bool(batch.loss_mask_BS.any())
-            yield batch
-
-    def _warn(self) -> None:
-        """Warn of what was counted on all ranks, which they then no longer count. Collective."""
-        found = all_gather_object(self._control, (self._empty, self._all))
-        empty, total = (sum(column) for column in zip(*found, strict=True))
-        self._has_warned = empty > 0
-        if empty and self._control.rank == 0:
-            logger.warning(
-                "%d of %s had no token that counts in the loss, and each was a loss of 0 in the mean over "
-                "micro-batches: the loss and the gradients are too small; set loss-normalization: global to "
-                "average over tokens",
-                empty,
-                pluralize(total, "micro-batch", "micro-batches"),
-            )
+__all__ = ["LeftOutBatches", "VaryingLengths", "ZLoss"]
 
 
 class VaryingLengths(Callback):

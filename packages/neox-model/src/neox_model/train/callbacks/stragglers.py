@@ -120,7 +120,6 @@ class StragglersCallback(Callback):
         self._threshold = threshold
         self._interval = interval
         self._named: Slowest | None = None
-        self._reported_bytes = 0.0
         self._is_first = True
 
     @classmethod
@@ -180,7 +179,6 @@ class StragglersCallback(Callback):
             metrics["ranks/slowest_seconds"], metrics["ranks/median_seconds"] = found.seconds, found.median
             metrics["ranks/slowest_factor"], metrics["ranks/slowest_rank"] = found.factor, found.ranks[0]
         self.run.metrics.write(metrics, self.run.state.iteration)
-        self._name_memory(memory)
         if found is not None:
             self._name_slowest(found)
 
@@ -210,16 +208,4 @@ class StragglersCallback(Callback):
             seconds=found.seconds,
             median=found.median,
             factor=found.factor,
-        )
-
-    def _name_memory(self, memory: RankReport) -> None:
-        """Log and record the largest memory if it has grown."""
-        # It always grows a little.
-        if memory.peak_bytes < self._reported_bytes * 1.1:
-            return
-        self._reported_bytes = memory.peak_bytes
-        size = memory.peak_bytes / 2**30
-        logger.info("most memory: %.3g GiB, on rank %d (%s)", size, memory.rank, memory.host)
-        self.run.events.record(
-            "memory", self.run.state.iteration, bytes=memory.peak_bytes, rank=memory.rank, host=memory.host
         )

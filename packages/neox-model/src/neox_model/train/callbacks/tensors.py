@@ -1,10 +1,11 @@
 """Measure tensors: norms of weights, optimizer states and gradients, zero gradients, the noise scale."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from neox_model.checkpoint.logical import engine_fragments, is_written_here, optimizer_parts
@@ -17,13 +18,10 @@ from neox_model.train.callbacks.measurement import Measurement
 from neox_model.train.run import Run
 
 __all__ = [
-    "AveragedNoiseScale",
+    "GRADIENT_FIGURES",
+    "GradientFigures",
     "GradientNoise",
-    "GradientNorms",
-    "NoiseScale",
     "TensorNorms",
-    "TensorZeros",
-    "ZeroGradients",
     "estimate",
     "tensor_norms",
 ]
@@ -93,31 +91,39 @@ class TensorNorms(Measurement):
         )
 
 
-class GradientNorms(Measurement):
-    """Measures `gradient_norms/NAME` of whole tensors, by logical name, in the last update of an interval.
+GRADIENT_FIGURES: Mapping[str, Callable[[PendingUpdate], dict[str, Tensor]]] = {
+    "log_grad_norm": lambda pending: {
+        f"gradient_norms/{name}": norm for name, norm in pending.tensor_norms().items()
+    },
+    "log_grad_pct_zeros": lambda pending: {
+        f"pct_grad_zeros/{name}": 100.0 * share for name, share in pending.tensor_zeros().items()
+    },
+    "log_zero_gradients": lambda pending: {"optimizer/zero_gradients": pending.zeros()},
+}
+"""Parameter -> what it measures of the gradients of an update, by metric."""
 
-    The gradients are averaged over micro-batches and data-parallel ranks, and not yet clipped.
 
-    Attributes:
-        prefix: of the names of the metrics.
+class GradientFigures(Measurement):
+    """Measures figures of whole gradients in the last update of an interval.
 
     Args:
         interval: iterations between two measurements.
+        figures: those of `GRADIENT_FIGURES`.
     """
 
-    prefix = "gradient_norms"
-
-    def __init__(self, interval: int) -> None:
+    def __init__(self, interval: int, figures: Sequence[str]) -> None:
         super().__init__(interval)
+        self._figures = figures
         self._kept: dict[str, Tensor] = {}
 
     @classmethod
     def from_run(cls, run: Run) -> Self | None:
-        """Build it if `log_grad_norm` is set and the engine shows gradients."""
+        """Build it if a parameter requests it and the engine shows gradients."""
         section = run.config.logging
-        if not section.log_grad_norm or "before_update" not in run.resolved.run.engine.offers:
+        asked = [name for name in GRADIENT_FIGURES if getattr(section, name)]
+        if not asked or "before_update" not in run.resolved.run.engine.offers:
             return None
-        found = cls(section.log_interval)
+        found = cls(section.log_interval, asked)
         run.engine.update.before(found._look)
         return found
 
@@ -130,85 +136,22 @@ class GradientNorms(Measurement):
         values = torch.stack(list(measured.values())).tolist() if is_sent and measured else []
         sent = dict(zip(measured, values, strict=True)) if is_sent else {}
         stages = gather_object(groups.control, sent)
-        return {f"{self.prefix}/{name}": value for stage in stages for name, value in stage.items()}
+        return {name: value for stage in stages for name, value in stage.items()}
 
     def _look(self, pending: PendingUpdate) -> None:
         if self.is_due(self.run.state.iteration + 1):
-            self._kept = self._values(pending)
-
-    def _values(self, pending: PendingUpdate) -> dict[str, Tensor]:
-        return pending.tensor_norms()
+            for name in self._figures:
+                self._kept |= GRADIENT_FIGURES[name](pending)
 
 
-class TensorZeros(GradientNorms):
-    """Measures `pct_grad_zeros/NAME`, the percentage of a gradient's elements equal to 0, like the norms."""
+def estimate(*, small: int, small_square: float, large: int, large_square: float) -> NDArray[np.float64]:
+    """Return unbiased estimates, whose ratio is the simple noise scale, in samples: noise and signal.
 
-    prefix = "pct_grad_zeros"
-
-    @classmethod
-    def from_run(cls, run: Run) -> Self | None:
-        """Build it if `log_grad_pct_zeros` is set."""
-        section = run.config.logging
-        if not section.log_grad_pct_zeros:
-            return None
-        found = cls(section.log_interval)
-        run.engine.update.before(found._look)
-        return found
-
-    def _values(self, pending: PendingUpdate) -> dict[str, Tensor]:
-        return {name: 100.0 * share for name, share in pending.tensor_zeros().items()}
-
-
-class ZeroGradients(Measurement):
-    """Measures the share of gradient elements equal to 0, `optimizer/zero_gradients`, once per interval.
-
-    Args:
-        interval: iterations between two measurements.
-    """
-
-    def __init__(self, interval: int) -> None:
-        super().__init__(interval)
-        self._share: Tensor | None = None
-
-    @classmethod
-    def from_run(cls, run: Run) -> Self | None:
-        """Build it if `log_zero_gradients` is set."""
-        section = run.config.logging
-        if not section.log_zero_gradients:
-            return None
-        found = cls(section.log_interval)
-        run.engine.update.before(found._look)
-        return found
-
-    def measure(self) -> dict[str, float]:
-        """Return the share in the last update, none if its batch was left out."""
-        share, self._share = self._share, None
-        return {} if share is None else {"optimizer/zero_gradients": share.item()}
-
-    def _look(self, pending: PendingUpdate) -> None:
-        if self.is_due(self.run.state.iteration + 1):
-            self._share = pending.zeros()
-
-
-@dataclass(frozen=True, slots=True)
-class NoiseScale:
-    """Unbiased estimates, whose ratio is the simple noise scale, in samples. A single one may be negative.
-
-    It estimates the largest batch size that still saves training steps.
+    The noise is the trace of the covariance of the gradient of one sample, the signal the squared norm of the
+    expected gradient. A single estimate may be negative. The noise scale estimates the largest batch size
+    that still saves training steps.
 
     Source: McCandlish et al., An Empirical Model of Large-Batch Training (arXiv:1812.06162), appendix A.1.
-
-    Attributes:
-        noise: trace of the covariance of the gradient of one sample.
-        signal: squared norm of the expected gradient.
-    """
-
-    noise: float
-    signal: float
-
-
-def estimate(*, small: int, small_square: float, large: int, large_square: float) -> NoiseScale:
-    """Estimate both from the squared norms of mean gradients of two batch sizes.
 
     Args:
         small: number of samples of the smaller batch.
@@ -216,24 +159,8 @@ def estimate(*, small: int, small_square: float, large: int, large_square: float
         large: number of samples of the larger batch.
         large_square: squared norm of its gradient.
     """
-    return NoiseScale(
-        noise=(small_square - large_square) / (1 / small - 1 / large),
-        signal=(large * large_square - small * small_square) / (large - small),
-    )
-
-
-class AveragedNoiseScale:
-    """Exponential moving averages of both estimates; the ratio of single ones would be biased and noisy."""
-
-    def __init__(self) -> None:
-        self._noise = self._signal = self._weight = 0.0
-
-    def add(self, found: NoiseScale) -> NoiseScale:
-        """Add an estimate; return the averages."""
-        self._noise = _DECAY * self._noise + (1 - _DECAY) * found.noise
-        self._signal = _DECAY * self._signal + (1 - _DECAY) * found.signal
-        self._weight = _DECAY * self._weight + (1 - _DECAY)
-        return NoiseScale(self._noise / self._weight, self._signal / self._weight)
+    noise = (small_square - large_square) / (1 / small - 1 / large)
+    return np.array([noise, (large * large_square - small * small_square) / (large - small)])
 
 
 class GradientNoise(Measurement):
@@ -258,7 +185,8 @@ class GradientNoise(Measurement):
         self._finite = torch.zeros(())
         self._squares = torch.zeros(())
         self._measured: list[tuple[Tensor, Tensor, Tensor]] = []
-        self._average = AveragedNoiseScale()
+        # Exponential moving sums; the ratio of single estimates would be biased and noisy.
+        self._sum, self._weight = np.zeros(2), 0.0
 
     @classmethod
     def from_run(cls, run: Run) -> Self | None:
@@ -291,12 +219,13 @@ class GradientNoise(Measurement):
             if number < 2:
                 continue
             large = batch * int(number)
-            found = self._average.add(
-                estimate(small=batch, small_square=small_square, large=large, large_square=large_square)
-            )
-            metrics = {"gradient_noise_scale/noise": found.noise, "gradient_noise_scale/signal": found.signal}
-            if found.noise > 0 and found.signal > 0:
-                metrics["gradient_noise_scale/simple"] = found.noise / found.signal
+            found = estimate(small=batch, small_square=small_square, large=large, large_square=large_square)
+            self._sum = _DECAY * self._sum + (1 - _DECAY) * found
+            self._weight = _DECAY * self._weight + (1 - _DECAY)
+            noise, signal = (self._sum / self._weight).tolist()
+            metrics = {"gradient_noise_scale/noise": noise, "gradient_noise_scale/signal": signal}
+            if noise > 0 and signal > 0:
+                metrics["gradient_noise_scale/simple"] = noise / signal
         return metrics
 
     def _look(self, pending: PendingUpdate) -> None:

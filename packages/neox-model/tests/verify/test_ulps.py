@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
-from neox_model.inspection import ulps
-from neox_model.inspection.ulps import Distance
+from neox_model.verify import ulps
+from neox_model.verify.ulps import Distance
 
 
 def distance(one, other):

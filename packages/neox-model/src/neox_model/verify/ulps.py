@@ -1,13 +1,15 @@
 """Measure the difference between two tensors that are read in chunks."""
 
 import math
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
-from neox_model.verify.tensors import BITS, is_same
+__all__ = ["Distance", "distance_of"]
 
-__all__ = ["Distance"]
+# Integer dtype with the bits of a floating-point number, by its bytes.
+_BITS: Mapping[int, torch.dtype] = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 # Limits the memory for values in float64.
 _SLICE = 2**20
@@ -32,6 +34,12 @@ class Distance:
             return math.inf
         return self._norm / max(self._norm_a, self._norm_b) if self._norm else 0.0
 
+    def __str__(self) -> str:
+        return (
+            f"{self.differing:,} of {self.numel:,} elements differ, by at most {self.ulps:,.0f} ulp, "
+            f"relative norm {self.relative_norm:.2e}"
+        )
+
     def add(self, one: Tensor, other: Tensor) -> None:
         """Add the next values, flat, of the same number."""
         self.numel += one.numel()
@@ -39,13 +47,31 @@ class Distance:
             a, b = (each.double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) for each in (here, there))
             self._norm_a = math.hypot(self._norm_a, _norm(a))
             self._norm_b = math.hypot(self._norm_b, _norm(b))
-            differing = ~is_same(here, there)
+            differing = ~_is_same(here, there)
             count = int(differing.sum())
             if count:
                 self.differing += count
                 apart = here[differing].double() - there[differing].double()
                 self._norm = math.hypot(self._norm, _norm(apart))
                 self.ulps = max(self.ulps, _ulps(here[differing], there[differing]))
+
+
+def distance_of(pairs: Iterable[tuple[Tensor, Tensor]]) -> Distance:
+    """Return the difference between two tensors, given their chunks."""
+    distance = Distance()
+    for one, other in pairs:
+        distance.add(one, other)
+    return distance
+
+
+def _is_same(expected: Tensor, found: Tensor) -> Tensor:
+    """Compare elementwise: all bits if the dtypes are the same, else values."""
+    if expected.dtype != found.dtype:
+        return expected.double() == found.double()
+    if not expected.is_floating_point():
+        return expected == found
+    bits = _BITS[expected.element_size()]
+    return expected.view(bits) == found.view(bits)
 
 
 def _norm(values: Tensor) -> float:
@@ -83,6 +109,6 @@ def _farthest(one: Tensor, other: Tensor) -> float:
 
 def _rank(values: Tensor) -> Tensor:
     """Return the place of each number among all numbers of the dtype, counted from zero."""
-    dtype = BITS[values.element_size()]
+    dtype = _BITS[values.element_size()]
     bits = values.view(dtype).to(torch.int64)
     return torch.where(bits < 0, torch.iinfo(dtype).min - bits, bits)
