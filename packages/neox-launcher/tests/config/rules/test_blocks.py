@@ -58,7 +58,7 @@ EXAMPLES = {
     "compression_groups_are_disjoint": (
         f"{COMPRESSION}.weight_quantization.different_groups.wq2.modules=['*']",
         f"{COMPRESSION}.weight_quantization.different_groups.wq2.modules", []),
-    "experts_are_not_compressed": (
+    "compressed_layers_are_plain: experts": (
         ["moe_num_experts=4", *OTHER_PARTS_OFF,
          f"{COMPRESSION}.layer_reduction.enabled=false", "data_efficiency.enabled=false",
          "eigenvalue.enabled=false"], f"{COMPRESSION}.weight_quantization.shared_parameters.enabled", []),

@@ -163,7 +163,7 @@ def compressed_layers_are_plain(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse compression of adapters, of shared layers, and where weights of replicas differ."""
     if not compresses(c):
         return iter(())
-    cannot = "cannot be combined with compression_training"
+    cannot, parts = "cannot be combined with compression_training", c.compression.compression_training
     return refusals(
         (c.adapters.lora_rank, "lora_rank", f"{cannot}, which trains the layers' own matrices", "remove it"),
         (
@@ -195,6 +195,15 @@ def compressed_layers_are_plain(c: NeoXConfig) -> Iterator[Problem]:
             "ema_decay",
             "averages weights that are neither quantized nor pruned, as those of the compressed model are",
             "remove it, or compress after training",
+        ),
+        *(
+            (
+                has_experts(c) and getattr(parts, part).shared_parameters.enabled,
+                f"compression_training.{part}.shared_parameters.enabled",
+                "requires matrices of feed-forward blocks, which experts do not have",
+                "set it to false, or moe-num-experts: 1",
+            )
+            for part in COMPRESSIONS
         ),
     )
 
@@ -516,12 +525,3 @@ def students_are_whole_models(c: NeoXConfig) -> Iterator[Problem]:
             change,
         ),
     )
-
-
-def experts_are_not_compressed(c: NeoXConfig) -> Iterator[Problem]:
-    """Refuse to quantize or prune models with experts."""
-    for part in COMPRESSIONS if has_experts(c) else ():
-        if getattr(c.compression.compression_training, part).shared_parameters.enabled:
-            what = "requires matrices of feed-forward blocks, which experts do not have"
-            name = f"compression_training.{part}.shared_parameters.enabled"
-            yield Problem(name, what, "set it to false, or moe-num-experts: 1")
