@@ -22,6 +22,8 @@ HANDED_ON = {
     "fp16.": "neox_config.spec.engine_json",
     "aio.": "neox_config.spec.engine_json",
     "optimizer.params.": "neox_model.assembly.optimizer",
+    # RunSpec.targets is the section of the objective.
+    "z_loss": "neox_model.assembly.model",
     **{facts.epsilon: "neox_config.spec.read_model" for facts in NORM_FACTS.values()},
 }
 # Modules that name parameters without using their values, or only to refuse them.
