@@ -45,16 +45,14 @@ class Side:
     """Files of one run.
 
     Args:
-        record: folder with the record of its steps; None if there is none.
+        record: folder with the record of its steps.
         middle: checkpoint folder with its state at the interruption; None if there is none.
         end: checkpoint folder with its last state; None if there is none.
-        metrics: file with its metrics, for a run without a record.
     """
 
-    record: str | None = None
+    record: str
     middle: str | None = None
     end: str | None = None
-    metrics: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +60,8 @@ class Comparison:
     """Request to compare runs.
 
     Args:
-        expected: the uninterrupted run, or the one that wrote the existing checkpoints.
-        interrupted: the run up to the interruption; empty with existing checkpoints.
+        expected: the uninterrupted run.
+        interrupted: the run up to the interruption.
         resumed: the run after the interruption.
         start: iteration at which the first two start.
         middle: iteration of the interruption.
@@ -71,7 +69,6 @@ class Comparison:
         samples: samples per iteration.
         rounding: precision whose rounding errors are tolerated; None requires bitwise equality.
         same_sizes: the parallel sizes are the same, so random states are continued.
-        evaluates: the resumed run was evaluated as configured.
     """
 
     expected: Side
@@ -83,7 +80,6 @@ class Comparison:
     samples: int
     rounding: str | None
     same_sizes: bool
-    evaluates: bool
 
     VARIABLE: ClassVar[str] = "NEOX_COMPARE_TRAININGS"
 

@@ -282,15 +282,15 @@ def _carry_out(
     phases = list(phases_of(job.plan, job.resumed, source=job.source, **settings))
     resumed = _train(phases, run)
     print_message("\ncomparing\n")
-    answer = _compare(job, folder, wanted, run)
+    answer = _compare(job, folder, run)
     click.echo(render_answer(answer, is_complete=not resumed.exit_code))
     if resumed.exit_code:
         return resumed
     return Outcome(exit_code=_DIFFERENT if answer.first else 0)
 
 
-def _compare(job: _Job, folder: Path, wanted: VerifyRequest, run: Callable[[LaunchPlan], Outcome]) -> Answer:
-    outcome = run(comparison_plan(job.plan, _comparison(job, folder, wanted)))
+def _compare(job: _Job, folder: Path, run: Callable[[LaunchPlan], Outcome]) -> Answer:
+    outcome = run(comparison_plan(job.plan, _comparison(job, folder)))
     if outcome.exit_code or outcome.was_stopped:
         raise _StoppedError(outcome)
     try:
@@ -331,7 +331,7 @@ def _train(phases: list[Phase], run: Callable[[LaunchPlan], Outcome]) -> Outcome
     return outcome
 
 
-def _comparison(job: _Job, folder: Path, wanted: VerifyRequest) -> Comparison:
+def _comparison(job: _Job, folder: Path) -> Comparison:
     span = job.span
     return Comparison(
         expected=side_of(folder / "uninterrupted", span, last=span.end),
@@ -343,5 +343,4 @@ def _comparison(job: _Job, folder: Path, wanted: VerifyRequest) -> Comparison:
         samples=job.plan.resolved.run.batch.whole,
         rounding=job.rounding,
         same_sizes=job.same_sizes,
-        evaluates=wanted.evaluate,
     )

@@ -13,7 +13,6 @@ _ADVICE = {
     "deterministic here (kernels, hardware), so a resumed run cannot be compared to the last bit",
     "restored": "the checkpoint, loading it, or the configuration has changed it",
     "data": "neox-data trace --config FILE --iteration {before} lists the documents of that iteration",
-    "order": "the data files or the parameters that select the samples differ from the existing run's",
     "step": "everything before this is equal, including the restored state",
     "final": "everything before this is equal",
 }

@@ -1,7 +1,7 @@
 """Compare two runs: steps, the state at the interruption, and the final state."""
 
 import logging
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +10,14 @@ from neox_config.facts.checkpoints import MANIFEST
 from neox_launcher.protocol.verification import Answer, Comparison, Side
 from neox_launcher.worker.ranks import read_rank
 from neox_launcher.worker.reporting import report_facts
-from neox_model.checkpoint.comparison import SAMPLES_DIGEST, counters_of, training_state
+from neox_model.checkpoint.comparison import counters_of, training_state
 from neox_model.checkpoint.names import in_model_order, is_random_state
-from neox_model.metrics.writers.jsonl import read_metrics
 from neox_model.verify.findings import Findings
 from neox_model.verify.records import Record, read_record
 from neox_model.verify.rounding import LIMITS, Limits
 from neox_model.verify.steps import (
     Steps,
     common,
-    compare_numbers,
     compare_repeated,
     compare_resumed,
     named_differences,
@@ -51,7 +49,6 @@ def compare(comparison: Comparison) -> Answer:
     findings = Findings()
     limits = None if comparison.rounding is None else LIMITS[comparison.rounding]
     resumed = _record(comparison.resumed, range(0))
-    assert resumed is not None, "the resumed run is always recorded"
     # An iteration recorded by only some ranks was in progress when the run failed.
     last = max(
         (number for number, ranks in resumed.steps.items() if ranks.keys() >= resumed.places.keys()),
@@ -59,19 +56,13 @@ def compare(comparison: Comparison) -> Answer:
     )
     is_complete = comparison.resumed.end is not None and Path(comparison.resumed.end, MANIFEST).is_file()
     expected = _record(comparison.expected, range(comparison.start + 1, comparison.end + 1))
-    if expected is not None:
-        iterations = range(comparison.start + 1, comparison.middle + 1)
-        interrupted = _record(comparison.interrupted, iterations)
-        assert interrupted is not None, "recorded whenever the uninterrupted one is"
-        compare_repeated(Steps(expected, interrupted, iterations, comparison.samples), findings)
+    iterations = range(comparison.start + 1, comparison.middle + 1)
+    interrupted = _record(comparison.interrupted, iterations)
+    compare_repeated(Steps(expected, interrupted, iterations, comparison.samples), findings)
     _compare_restored(comparison, expected, resumed, findings)
-    if expected is not None:
-        iterations = range(comparison.middle + 1, last + 1)
-        steps = Steps(expected, resumed, iterations, comparison.samples, limits, comparison.same_sizes)
-        compare_resumed(steps, findings)
-    else:
-        _compare_order(comparison, findings, is_complete=is_complete)
-        _compare_metrics(comparison, resumed, limits, findings)
+    iterations = range(comparison.middle + 1, last + 1)
+    steps = Steps(expected, resumed, iterations, comparison.samples, limits, comparison.same_sizes)
+    compare_resumed(steps, findings)
     if is_complete:
         _compare_last(comparison, limits, findings)
     else:
@@ -81,10 +72,8 @@ def compare(comparison: Comparison) -> Answer:
     return findings.answer()
 
 
-def _record(side: Side, iterations: range) -> Record | None:
-    """Read the record of a run, which must have all these iterations; None if there is none."""
-    if side.record is None:
-        return None
+def _record(side: Side, iterations: range) -> Record:
+    """Read the record of a run, which must have all these iterations."""
     record = read_record(Path(side.record))
     missing = [iteration for iteration in iterations if not record.steps.get(iteration)]
     if missing:
@@ -95,17 +84,13 @@ def _record(side: Side, iterations: range) -> Record | None:
     return record
 
 
-def _compare_restored(
-    comparison: Comparison, expected: Record | None, resumed: Record, findings: Findings
-) -> None:
+def _compare_restored(comparison: Comparison, expected: Record, resumed: Record, findings: Findings) -> None:
     """Compare the state that the resumed run loaded with that of the uninterrupted one."""
     middle = comparison.middle
     one, other = _state(comparison.expected.middle), _state(comparison.resumed.middle)
     _compare_tensors("restored", one, other, middle, findings)
     _compare_numbers("restored", one, other, middle, findings, exact=comparison.rounding is None)
     _compare_random(comparison, one, other, findings)
-    if expected is None:
-        return
     wanted, found = expected.states.get(middle, {}), resumed.states.get(middle, {})
     row = "restored optimizer settings"
     findings.row(row, "groups")
@@ -154,10 +139,7 @@ def _compare_last(comparison: Comparison, limits: Limits | None, findings: Findi
     end = comparison.end
     beyond = None if limits is None else (_state(comparison.expected.middle), limits)
     _compare_tensors("final", one, other, end, findings, beyond=beyond)
-    # The existing run may have run evaluations; the resumed one runs them only on request.
-    is_comparable = comparison.expected.record is not None or comparison.evaluates
-    without = set() if is_comparable else {"training.validation_samples"}
-    _compare_numbers("final", one, other, end, findings, exact=limits is None, without=without)
+    _compare_numbers("final", one, other, end, findings, exact=limits is None)
 
 
 def _compare_tensors(
@@ -200,11 +182,9 @@ def _compare_numbers(
     findings: Findings,
     *,
     exact: bool,
-    without: Set[str] = frozenset(),
 ) -> None:
-    """Compare the optimizer's numbers of each weight, loss scale, schedule and counters, except `without`."""
+    """Compare the optimizer's numbers of each weight, loss scale, schedule and counters."""
     scalars, counters = (tuple(numbers(state) for state in (one, other)) for numbers in (_scalars, _counters))
-    counters = tuple({name: each[name] for name in each.keys() - without} for each in counters)
     if not exact:
         counters = common(*counters)
     rows = {"step counts": ("optimizer state", scalars), "counters": ("counter", counters)}
@@ -240,55 +220,6 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
         inner = _flat(value) if isinstance(value, Mapping) else None
         found |= {name: value} if inner is None else {f"{name}.{key}": one for key, one in inner.items()}
     return found
-
-
-def _compare_order(comparison: Comparison, findings: Findings, *, is_complete: bool) -> None:
-    """Compare the digests of the sample order stored in the checkpoints."""
-    findings.skip("data", "samples", "the existing run left no record of its batches")
-    row = "order of samples"
-    findings.row(row, "checkpoints")
-    expected, resumed = comparison.expected, comparison.resumed
-    pairs = {comparison.middle: (expected.middle, resumed.middle)}
-    if is_complete:
-        pairs[comparison.end] = expected.end, resumed.end
-    for iteration, folders in pairs.items():
-        manifests = (_state(folder).manifest for folder in folders)
-        wanted, found = (manifest.config.get(SAMPLES_DIGEST, {}).get("train") for manifest in manifests)
-        if wanted is None or found is None:
-            findings.skip(row, "checkpoints", "the kept checkpoints record no digest of it")
-            return
-        findings.count(row)
-        if wanted != found:
-            text = f"order of samples up to iteration {iteration:,}: digest {found} instead of {wanted}"
-            findings.differ(row, text, iteration=iteration, advice="order")
-
-
-def _compare_metrics(
-    comparison: Comparison, resumed: Record, limits: Limits | None, findings: Findings
-) -> None:
-    """Compare with the metrics written by the existing run, if any."""
-    path = comparison.expected.metrics
-    if path is None or not Path(path).is_file():
-        findings.skip("losses", "steps", "the existing run has no metrics.jsonl in log-dir")
-        return
-    recorded = list(read_metrics(Path(path)))
-    # Metric -> its name here, its limit, and how it is recorded.
-    metrics: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], float | None]]] = {
-        "loss/train": ("loss", "loss", lambda line: line["loss"]),
-        "optimizer/grad_norm": ("gradient norm", "norm", lambda line: line["grad_norm"]),
-        "optimizer/learning_rate": ("learning rate", "setting", _base_rate),
-    }
-    for metric, (name, limit, read) in metrics.items():
-        wanted = {line["iteration"]: line[metric] for line in recorded if metric in line}
-        numbers = {iteration: read(lines[min(lines)]) for iteration, lines in resumed.steps.items()}
-        found = {iteration: number for iteration, number in numbers.items() if number is not None}
-        compare_numbers(wanted, found, name, None if limits is None else getattr(limits, limit), findings)
-
-
-def _base_rate(line: Mapping[str, Any]) -> float:
-    """Return the rate of the schedule: that of a group of parameters, without its multiplier (use_mup)."""
-    group = line["settings"][0]
-    return float(group["lr"] / group.get("rate_multiplier", 1.0))
 
 
 def _state(folder: str | None) -> State:

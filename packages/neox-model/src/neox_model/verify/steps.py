@@ -14,7 +14,6 @@ from neox_model.verify.rounding import Limits
 __all__ = [
     "Steps",
     "common",
-    "compare_numbers",
     "compare_repeated",
     "compare_resumed",
     "named_differences",
@@ -241,27 +240,6 @@ def named_differences(kind: str, wanted: Mapping[str, Any], found: Mapping[str, 
     ]
 
 
-def compare_numbers(
-    wanted: Mapping[int, float],
-    found: Mapping[int, float],
-    name: str,
-    limit: float | None,
-    findings: Findings,
-) -> None:
-    """Compare one number per iteration, for iterations recorded on both sides."""
-    row = _PLURAL[name]
-    findings.row(row, "steps")
-    both = sorted(wanted.keys() & found.keys())
-    if not both:
-        findings.skip(row, "steps", "none of these iterations is recorded in both runs")
-    for iteration in both:
-        findings.count(row)
-        findings.measure(row, _relative(wanted[iteration], found[iteration]))
-        if not is_close(wanted[iteration], found[iteration], limit):
-            text = f"{name} of iteration {iteration:,}: {_compared(found[iteration], wanted[iteration])}"
-            findings.differ(row, text, iteration=iteration, advice="step")
-
-
 def is_close(wanted: Any, found: Any, limit: float | None) -> bool:
     """Return whether two values are equal, or numbers within a relative limit."""
     if _same(wanted, found):
@@ -297,7 +275,6 @@ def _first(record: Record, iteration: int) -> Mapping[str, Any]:
     return lines[min(lines)]
 
 
-_PLURAL = {"loss": "losses", "gradient norm": "gradient norms", "learning rate": "learning rates"}
 _UNITS = {
     "data": "samples",
     "random streams before": "streams",
