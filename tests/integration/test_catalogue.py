@@ -1,5 +1,6 @@
 """The models of the catalogue against published config.json files, and against models that are built."""
 
+import re
 from collections.abc import Mapping
 from math import prod
 from typing import Any
@@ -331,8 +332,7 @@ def test_a_difference_from_the_config_json_is_found():
     config = {**CONFIG_JSON["mistral-7b-v0.1"], "sliding_window": 4095}
     theirs = family_of_config(config).read(config)
     (found,) = differences(find_model("mistral-7b-v0.1").resolved.model, theirs)
-    assert "sliding-window-width" in found.option
-    assert (found.value, found.theirs) == ("4095", "4094")
+    assert re.search(r"sliding-window-width.*: 4095 \(there: 4094\)$", found)
 
 
 @pytest.mark.parametrize(("name", "billions"), [("gpt-oss-20b", 3.6), ("gpt-oss-120b", 5.1)])

@@ -439,10 +439,3 @@ def test_a_dry_run_of_10_000_hosts_is_short(minimal, folder, launcher):
     assert len(text) < 20_000
     assert shows(text, "80,000", "10,000 hosts")
     assert shows(text, names[31], "9,968 more")
-
-
-def test_a_dry_run_refuses_arguments_that_the_system_does_not_allow(minimal):
-    options = ["--set", "hostfile=hosts", "--set", f"launcher-args={'x' * 140_000}", "--dry-run"]
-    result = run("--config", minimal, *options)
-    assert result.exit_code == 2
-    assert shows(result.stderr, "140,000 bytes", "allows 131,071")

@@ -115,9 +115,10 @@ def optimizer_bytes(setup: Setup, stage: int, group: str) -> int:
 
 
 def expert_bytes(setup: Setup) -> int:
-    """Return the bytes that the busiest device sends per update to ranks with other experts."""
+    """Return the bytes of rows, and their numbers, that the busiest device sends to others per update."""
     size, stages = setup.run.layout.experts, range(setup.run.layout.stages)
-    return max(sum(_sent(each, size) for each in _of_experts(setup, stage)) for stage in stages)
+    sent = ((each for each in _of_experts(setup, stage) if each.operation == _EXCHANGE) for stage in stages)
+    return max(sum(_sent(each, size) for each in messages) for messages in sent)
 
 
 def _sent(collective: Collective, size: int) -> int:
