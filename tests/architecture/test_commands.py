@@ -11,6 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from support.documents import DOCUMENTS
 from support.sources import ROOT
 
 PROGRAMS: dict[str, click.Command] = {}
@@ -219,3 +220,23 @@ def test_no_space_follows_an_equals_sign(shell, line):
 def test_the_page_about_commands_names_each_program():
     text = (ROOT / "docs/commands.md").read_text()
     assert [words for words in COMMANDS if " ".join(words) not in text] == []
+
+
+# Words of a program in a text, such as `neox-config show FILE`.
+NAMED = re.compile(r"`(" + "|".join(map(re.escape, PROGRAMS)) + r") ([a-z][a-z-]*)(?![\\w./-])")
+
+
+# The changelog names commands that were removed.
+@pytest.mark.parametrize(
+    "path",
+    [path for path in DOCUMENTS if path.name != "CHANGELOG.md"],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_a_command_that_a_sentence_names_exists(path):
+    groups = {name: program for name, program in PROGRAMS.items() if isinstance(program, click.Group)}
+    unknown = {
+        f"{program} {word}"
+        for program, word in NAMED.findall(path.read_text())
+        if program in groups and word not in groups[program].commands
+    }
+    assert unknown == set()
