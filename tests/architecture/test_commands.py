@@ -223,7 +223,7 @@ def test_the_page_about_commands_names_each_program():
 
 
 # Words of a program in a text, such as `neox-config show FILE`.
-NAMED = re.compile(r"`(" + "|".join(map(re.escape, PROGRAMS)) + r") ([a-z][a-z-]*)(?![\\w./-])")
+NAMED = re.compile(r"`(" + "|".join(map(re.escape, PROGRAMS)) + r") ([a-z][a-z-]*)(?![\w./-])")
 
 
 # The changelog names commands that were removed.
