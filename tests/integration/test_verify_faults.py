@@ -22,7 +22,7 @@ import torch
 
 from neox_config.errors import NeoXError
 from neox_launcher.plan.plan import LaunchPlan
-from neox_launcher.verify_resume.phases import Phase, phases_from_start
+from neox_launcher.verify_resume.phases import Phase, phases_of
 from neox_model.checkpoint import load, logical, rng_state, shards
 from neox_model.checkpoint.contents import Manifest
 from neox_model.engine.updater import Updater
@@ -380,8 +380,8 @@ def plan_of(folder: Path, precision: str) -> LaunchPlan:
     return plan_from(folder / f"{precision}.yml", values)
 
 
-def phases_of(plan: LaunchPlan, folder: Path) -> list[Phase]:
-    return list(phases_from_start(plan, plan, span=SPAN, source=None, folder=folder, evaluates=False))
+def recorded_phases(plan: LaunchPlan, folder: Path) -> list[Phase]:
+    return list(phases_of(plan, plan, span=SPAN, source=None, folder=folder, evaluates=False))
 
 
 def first_difference(base: Path, own: Path) -> str:
@@ -395,7 +395,7 @@ def find_all(folder: str) -> dict[str, str]:
     found = {}
     for precision in ("fp32", "bf16", "fp16"):
         plan, base = plan_of(where, precision), where / precision
-        for phase in phases_of(plan, base)[:2]:
+        for phase in recorded_phases(plan, base)[:2]:
             carry_out(phase)
         faults = [fault for fault, its in BASES.items() if its == precision]
         for number, fault in enumerate([NO_FAULT, *faults]):
@@ -404,7 +404,7 @@ def find_all(folder: str) -> dict[str, str]:
             checkpoint = own / "interrupted" / "checkpoints" / f"global_step{SPAN.middle}"
             with PLANTS[fault](checkpoint) if fault != NO_FAULT else nullcontext():
                 try:
-                    carry_out(phases_of(plan, own)[2])
+                    carry_out(recorded_phases(plan, own)[2])
                 except NeoXError as error:
                     # Some faults end the run: what it restored is compared all the same.
                     logging.getLogger(__name__).warning("%s: %s", fault, error)
@@ -424,7 +424,7 @@ def find_rounded_saves(where: Path) -> str:
         return replace(whole, values=whole.values.bfloat16().float()) if name == fragment.name else whole
 
     with patch.object(logical.Fragment, "as_part", rounded):
-        for phase in phases_of(plan, base):
+        for phase in recorded_phases(plan, base):
             carry_out(phase)
     return first_difference(base, base)
 

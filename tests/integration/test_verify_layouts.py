@@ -13,7 +13,7 @@ from torch import distributed
 
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.protocol.verification import Answer
-from neox_launcher.verify_resume.phases import phases_from_start
+from neox_launcher.verify_resume.phases import phases_of
 from neox_model.engine.deepspeed.engines import PipelineEngine
 from neox_model.engine.torch_pipeline import TorchPipelineEngine
 from neox_model.parallel.logical import named_logical_parameters
@@ -77,7 +77,7 @@ def verify(where: Path, name: str, one: dict[str, Any], other: dict[str, Any]) -
     plan, resumed = plan_of(where, "one", one), plan_of(where, "other", other)
     folder = where / name.replace(" ", "-").replace(",", "")
     options = {"span": SPAN, "source": None, "folder": folder, "evaluates": False}
-    for phase in phases_from_start(plan, resumed, **options):
+    for phase in phases_of(plan, resumed, **options):
         carry_out(phase)
     first, second = plan.resolved.run, resumed.resolved.run
     sizes = (first.layout.tensor, first.layout.stages)

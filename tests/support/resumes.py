@@ -62,5 +62,4 @@ def comparison_of(
         samples=samples,
         rounding=rounding,
         same_sizes=same_sizes,
-        evaluates=False,
     )

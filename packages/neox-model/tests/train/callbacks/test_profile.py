@@ -38,7 +38,7 @@ def traced(
     **parts: Any,
 ) -> list[str]:
     """Names of the files after a run from iteration `first` + 1 to `last`."""
-    callback = ProfileCallback(iterations, folder, rank=0, device=CPU, is_of_memory=is_of_memory)
+    callback = ProfileCallback(iterations, [folder], rank=0, device=CPU, is_of_memory=is_of_memory)
     count(callback, last=last, iteration=first, step=step, **parts)
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
@@ -101,13 +101,13 @@ def test_allocations_are_traced_on_request(tmp_path):
 
 def test_a_trace_that_cannot_be_written_does_not_end_the_training(tmp_path, caplog):
     (tmp_path / "file").write_text("")
-    callback = ProfileCallback(range(2, 3), tmp_path / "file" / "profile", rank=0, device=CPU)
+    callback = ProfileCallback(range(2, 3), [tmp_path / "file" / "profile"], rank=0, device=CPU)
     assert count(callback, step=step).iteration == 4
     assert shows(caplog.text, "rank 0", "not written", "continues")
 
 
 def test_an_error_leaves_no_profiler_running(tmp_path):
-    callback = ProfileCallback(range(1, 3), tmp_path, rank=0, device=CPU)
+    callback = ProfileCallback(range(1, 3), [tmp_path], rank=0, device=CPU)
     a_run(callback)
     callback.on_start()
     callback.close()
@@ -127,13 +127,22 @@ print(json.dumps(traced(pathlib.Path(sys.argv[1]), range(3, 5))))
 
 
 @pytest.mark.slow
-def test_a_trace_that_pytorch_could_not_write_is_an_error_and_no_file(tmp_path):
+@pytest.mark.parametrize("limit", [0, 2000])
+def test_a_trace_that_pytorch_could_not_write_is_an_error_and_no_file(tmp_path, limit):
     """PyTorch only prints a message when a file cannot be written, such as on a full disk."""
     folders = [str(Path(__file__).parent), str(Path(support.__file__).parents[1])]
-    given = [str(tmp_path / "profile"), "0", *folders]
+    given = [str(tmp_path / "profile"), str(limit), *folders]
     done = subprocess.run([sys.executable, "-c", LIMITED, *given], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
     assert shows(done.stderr, "rank 0", "not written", "continues")
+
+
+def test_a_folder_that_cannot_be_written_is_named_and_the_other_one_receives_the_trace(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    folders = [tmp_path / "profile", tmp_path / "file" / "memory"]
+    count(ProfileCallback(range(2, 3), folders, rank=0, device=CPU), step=step)
+    assert len(list(folders[0].iterdir())) == 1
+    assert f"the trace {folders[1]}/rank-00000" in caplog.text
 
 
 def test_writing_is_reported_and_a_range_that_is_past_is_logged(tmp_path, caplog):

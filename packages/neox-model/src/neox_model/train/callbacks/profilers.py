@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,6 +35,9 @@ from neox_model.train.state import StepReport
 
 __all__ = ["CollectivesCallback", "MemoryCallback", "ProfileCallback", "recorded_memory"]
 
+# The end of a whole trace: its last key, and a path.
+_LAST_KEY, _END_BYTES = b'"traceName"', 8192
+
 logger = logging.getLogger(__name__)
 
 
@@ -49,7 +53,7 @@ class ProfileCallback(Callback):
 
     Args:
         iterations: to trace.
-        folder: receives the trace.
+        folders: receive the same trace each.
         rank: this process's rank; rank 0 logs the operators that take the most time.
         device: of the model.
         is_of_memory: trace what operators allocate, too.
@@ -58,14 +62,14 @@ class ProfileCallback(Callback):
     def __init__(
         self,
         iterations: range,
-        folder: Path,
+        folders: Sequence[Path],
         *,
         rank: int,
         device: torch.device,
         is_of_memory: bool = False,
     ) -> None:
         self._iterations = iterations
-        self._folder = folder
+        self._folders = folders
         self._rank = rank
         self._is_on_gpu = device.type == "cuda"
         self._is_of_memory = is_of_memory
@@ -78,12 +82,15 @@ class ProfileCallback(Callback):
         """Build it if `profile` is set, or `memory_profiling` on a host, whose memory has no snapshots."""
         section, device = run.config.logging, run.engine.device
         traces_memory = section.memory_profiling and device.type != "cuda"
-        folder = trace_folder(section) if section.profile else memory_folder(section)
-        if folder is None or not (section.profile or traces_memory):
+        folders = [
+            trace_folder(section) if section.profile else None,
+            memory_folder(section) if traces_memory else None,
+        ]
+        if not (section.profile or traces_memory):
             return None
         return cls(
             profiled_iterations(section, run.state.last_iteration),
-            folder,
+            list(dict.fromkeys(folder for folder in folders if folder is not None)),
             rank=run.groups.world.rank,
             device=device,
             is_of_memory=traces_memory,
@@ -174,19 +181,42 @@ class ProfileCallback(Callback):
             logger.info("writing the trace took %.1f s", time.perf_counter() - started)
 
     def _write(self, profiler: profile, name: str) -> None:
-        path = self._folder / name
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with (
-            TemporaryDirectory(dir=self._folder, prefix=f".{os.getpid()}.") as scratch,
-            written_aside(path) as aside,
-        ):
-            exported = Path(scratch, "trace.json")
+        """Export the trace into the first folder, because PyTorch does so once, and compress it into all."""
+        self._folders[0].mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=self._folders[0], prefix=f".{os.getpid()}.") as aside:
+            exported = Path(aside, "trace.json")
             profiler.export_chrome_trace(str(exported))
+            _check_whole(exported)
+            for folder in self._folders:
+                self._compress(exported, folder / name)
+
+    def _compress(self, exported: Path, path: Path) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             # As the command gzip; Python's default takes several times as long for hardly smaller files.
-            with exported.open("rb") as source, gzip.open(aside, "wb", compresslevel=6) as target:
+            with (
+                written_aside(path) as aside,
+                exported.open("rb") as source,
+                gzip.open(aside, "wb", compresslevel=6) as target,
+            ):
                 shutil.copyfileobj(source, target)
-        if self._rank == 0:
-            logger.info("trace of rank 0: %s", path)
+        except OSError as error:
+            logger.error("the trace %s was not written, training continues: %s", path, error)
+        else:
+            if self._rank == 0:
+                logger.info("trace of rank 0: %s", path)
+
+
+def _check_whole(exported: Path) -> None:
+    """Raise an OSError if the trace is not whole: on a full disk PyTorch only prints a message."""
+    size = exported.stat().st_size if exported.exists() else 0
+    end = b""
+    if size:
+        with exported.open("rb") as file:
+            file.seek(max(0, size - _END_BYTES))
+            end = file.read().rstrip()
+    if not (_LAST_KEY in end and end.endswith(b"}")):
+        raise OSError(f"PyTorch wrote only {size:,} bytes of it to {exported.parent.parent}; free disk space")
 
 
 def _name_of(rank: int, what: str, suffix: str) -> str:
