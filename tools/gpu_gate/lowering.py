@@ -19,7 +19,7 @@ from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.nn import functional
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import flop_registry, shape_wrapper
 
 from gpu_gate.figures import LAYER_FIGURES
 from gpu_gate.layers import Architecture, build_layer_of, expected_flops, inputs_of
@@ -34,7 +34,7 @@ __all__ = ["Lowered", "count_graph_breaks", "flash_attention", "lower", "move_la
 Run = Callable[..., Any]
 
 _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "_grouped_mm")
-_FLOPS = {**flop_registry, **EXPERT_FLOPS}
+_FLOPS = {**flop_registry, **{name: shape_wrapper(count) for name, count in EXPERT_FLOPS.items()}}
 _COPIES = (torch.ops.aten.clone.default, torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
 _KERNEL = re.compile(r"async_compile\.triton\('(\w+)', '''(.*?)''', device_str='cuda'\)", re.DOTALL)
 
