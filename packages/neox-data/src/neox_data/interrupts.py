@@ -23,5 +23,7 @@ def importing() -> Iterator[None]:
     # Not if the program that started this one has Ctrl-C ignored.
     if before is signal.default_int_handler:
         signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
-    yield
-    signal.signal(signal.SIGINT, before)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -3,6 +3,7 @@
 import logging
 import os
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -220,55 +221,39 @@ def test_communication_and_random_streams_stay_outside_the_graphs():
     assert run_ranks(check_tensor_parallel, size=2, timeout_seconds=400) == [[True, True]] * 2
 
 
-def train_partitioned() -> dict[str, list[float]]:
+# What ranks divide -> settings, and the compiler that does not fail.
+DIVIDED = {
+    "weights": ({"engine": "torch", "zero_optimization": {"stage": 1}, "num_layers": 2}, "eager"),
+    "experts": (
+        {
+            "num_layers": 2,
+            "moe_num_experts": 4,
+            "moe_top_k": 2,
+            "moe_expert_width": 16,
+            "moe_router_type": "topk",
+            "moe_shared_width": 16,
+            "expert_parallel_size": 2,
+        },
+        "aot_eager",
+    ),
+}
+
+
+def train_divided(settings: dict[str, Any], compiler: str) -> dict[str, list[float]]:
     """Losses without compilation, with it, and after it has failed on one rank alone; runs in both ranks."""
     from support import layouts
 
-    zero = {"engine": "torch", "zero_optimization": {"stage": 1}, "num_layers": 2}
     compilation._why_not = lambda *arguments: None
     found = {}
     for name, compiles in {"plain": False, "compiled": True, "failed": "auto"}.items():
-        settings = layouts.SETTINGS | layouts.SMALL | zero | {"compile": compiles}
-        resolved = resolved_from(settings, devices=2)
+        given = layouts.SETTINGS | layouts.SMALL | settings | {"compile": compiles}
+        resolved = resolved_from(given, devices=2)
         engine, step, groups, _ = layouts.start(resolved)
         fails = compiles == "auto" and groups.data.rank == 1
-        compiled(engine.model, resolved, groups, backend=failing if fails else "eager")
+        compiled(engine.model, resolved, groups, backend=failing if fails else compiler)
         assert are_compiled(engine.model) == (name == "compiled")
-        # It finds the partitioned weights by name.
+        # It finds partitioned weights by name.
         engine.update.before(lambda pending: None)
-        batches = layouts.batches_of(resolved, groups)
-        found[name] = [float(step(batches).loss) for _ in range(3)]
-    return found
-
-
-@pytest.mark.slow
-def test_weights_are_partitioned_again_after_a_trial_that_may_fail_on_one_rank():
-    for found in run_ranks(train_partitioned, size=2, timeout_seconds=400):
-        assert found["compiled"] == found["failed"] == found["plain"]
-
-
-def train_divided_experts() -> dict[str, list[float]]:
-    """The same with experts that the ranks divide; runs in both ranks."""
-    from support import layouts
-
-    experts = {
-        "num_layers": 2,
-        "moe_num_experts": 4,
-        "moe_top_k": 2,
-        "moe_expert_width": 16,
-        "moe_router_type": "topk",
-        "moe_shared_width": 16,
-        "expert_parallel_size": 2,
-    }
-    compilation._why_not = lambda *arguments: None
-    found = {}
-    for name, compiles in {"plain": False, "compiled": True, "failed": "auto"}.items():
-        settings = layouts.SETTINGS | layouts.SMALL | experts | {"compile": compiles}
-        resolved = resolved_from(settings, devices=2)
-        engine, step, groups, _ = layouts.start(resolved)
-        fails = compiles == "auto" and groups.data.rank == 1
-        compiled(engine.model, resolved, groups, backend=failing if fails else "aot_eager")
-        assert are_compiled(engine.model) == (name == "compiled")
         graphs = counters["stats"]["unique_graphs"]
         batches = layouts.batches_of(resolved, groups)
         found[name] = [float(step(batches).loss) for _ in range(3)]
@@ -277,8 +262,10 @@ def train_divided_experts() -> dict[str, list[float]]:
 
 
 @pytest.mark.slow
-def test_no_rank_waits_for_tokens_of_one_whose_compiler_fails():
-    for found in run_ranks(train_divided_experts, size=2, timeout_seconds=400):
+@pytest.mark.parametrize("what", DIVIDED)
+def test_a_trial_that_may_fail_on_one_rank_changes_nothing_and_lets_none_wait(what):
+    settings, compiler = DIVIDED[what]
+    for found in run_ranks(train_divided, size=2, settings=settings, compiler=compiler, timeout_seconds=400):
         assert found["compiled"] == found["failed"] == found["plain"]
 
 

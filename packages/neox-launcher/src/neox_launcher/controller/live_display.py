@@ -59,7 +59,7 @@ class _LiveLine(Line):
     def start(self) -> None:
         # Drawn at once: else the first refresh could come between the erasure of nothing and other output.
         self._live.start(refresh=True)
-        # A process that is killed, or suspended, leaves a usable terminal.
+        # A process that is killed leaves a usable terminal.
         self._console.show_cursor()
 
     def write(self, source: object, data: bytes) -> None:
